@@ -1,0 +1,1 @@
+"""The semantics, pure: no I/O, no asyncio, no wall clock, no broker."""

@@ -1,0 +1,67 @@
+"""Everything that agentic raises on purpose.
+
+Each message names the thing, the value and the way out: the command line prints it as it
+stands, on one line, and a traceback only with ``--debug``.
+"""
+
+from __future__ import annotations
+
+
+class AgenticError(Exception):
+    """Base of all errors that agentic raises itself."""
+
+
+class ConfigurationError(AgenticError):
+    """A declaration or a setting can't work as it stands; raised before the first event."""
+
+
+class CoPartitionError(ConfigurationError):
+    """Topics that must share their partitioning have different numbers of partitions."""
+
+
+class CodecError(AgenticError):
+    """A value can't be turned into bytes, or bytes into a value of the declared type."""
+
+
+class BrokerError(AgenticError):
+    """The broker refused, or something that it keeps is not as it must be."""
+
+
+class BrokerUnavailable(BrokerError):
+    """The broker can't be reached for now. Who waits and tries again may succeed."""
+
+
+class UnknownTopic(BrokerError):
+    """A topic, or a partition of it, does not exist."""
+
+
+class TopicExists(BrokerError):
+    """A topic of this name is there already."""
+
+
+class RecordTooLarge(BrokerError):
+    """A record is larger than the broker takes. Sending it again can't succeed."""
+
+
+class DeliveryFailed(BrokerError):
+    """A record that was sent could not be written, for good."""
+
+
+class StorageFull(BrokerError):
+    """No space is left where the broker keeps its records. Nothing was half-written."""
+
+
+class StorageCorrupt(BrokerError):
+    """A file of the embedded log is damaged, foreign, or of a newer format."""
+
+
+class NotOwner(BrokerError):
+    """The group moved on: these partitions belong to another member now. Nothing was committed."""
+
+
+class Fenced(BrokerError):
+    """Another process uses the same static member id or transactional id, and has the right to it."""
+
+
+class TransactionAborted(BrokerError):
+    """The transaction was undone whole, its records and its offsets; the work must be read again."""

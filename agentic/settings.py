@@ -1,0 +1,241 @@
+"""An app's settings: declared once, and so known to code, environment, doctor and docs.
+
+What stands in ``App(...)`` is the author's; the environment (``AGENTIC_<NAME>``) is the
+operator's and wins over it; the command line wins over both.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from typing import Any, Literal
+
+from agentic.errors import ConfigurationError
+
+PREFIX = "AGENTIC_"
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def _setting(default: Any, about: str) -> Any:
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata={"about": about})
+    return field(default=default, metadata={"about": about})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of an `App`, checked. Durations are timedeltas; in the environment ``1.5``, ``500ms``, ``2m``."""
+
+    name: str = field(metadata={"about": "The app's name: consumer group, and prefix of its internal topics."})
+    broker: str = _setting("local://.agentic/log", "Where the log is: local://DIR, kafka://HOST:PORT,… or memory://.")
+    state_dir: str = _setting(".agentic/state", "Directory of the worker's local state.")
+    delivery: Literal["at_least_once", "exactly_once"] = _setting(
+        "at_least_once", "What a crash may do: repeat outputs, or neither lose nor repeat them."
+    )
+    commit_interval: timedelta = _setting(timedelta(seconds=1), "Time between two checkpoints.")
+    topic_partitions: int = _setting(4, "Partitions of a topic that is made and says nothing else.")
+    create_topics: bool | None = _setting(
+        None, "Make missing source and sink topics. Unset: yes on local:// and memory://, no on Kafka."
+    )
+    on_error: Literal["stop", "skip"] = _setting("stop", "When an agent raises: stop the worker, or skip the event.")
+    on_decode_error: Literal["stop", "skip", "dead_letter"] = _setting(
+        "stop", "When a record can't be decoded: stop the worker, skip it, or send its bytes to dead_letter."
+    )
+    dead_letter: str | None = _setting(None, "Topic for records that are given up, with where they came from.")
+    max_idle: timedelta = _setting(
+        timedelta(0), "How long a task with several sources waits for an empty one before it goes on with the others."
+    )
+    instance: str | None = _setting(
+        None, "Static member id of this worker, unique in the group: a restart gets its partitions back."
+    )
+    offset_reset: Literal["earliest", "latest"] = _setting("earliest", "Where to begin without a committed offset.")
+    session_timeout: timedelta = _setting(timedelta(seconds=45), "Silence after which a worker is taken for dead.")
+    start_timeout: timedelta = _setting(timedelta(seconds=30), "How long a worker waits for its broker at start.")
+    stop_timeout: timedelta = _setting(
+        timedelta(seconds=30), "How long a stopping worker waits for the events that are under way."
+    )
+    max_buffered: int = _setting(4000, "Events that a worker takes ahead of its agents, over all partitions.")
+    log: Literal["text", "json"] = _setting("text", "Form of the log lines.")
+    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "Least severe level that is logged.")
+    kafka: Mapping[str, object] = _setting({}, "librdkafka properties for all clients; in the environment JSON.")
+
+    #: setting -> "default", "app", "environment" or "command line"; for doctor.
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+
+def names() -> list[str]:
+    """Return the names of all settings in the order of their declaration."""
+    return [f.name for f in fields(Settings) if f.name != "origins"]
+
+
+def about(name: str) -> str:
+    """Return the sentence that says what a setting is for."""
+    return str(Settings.__dataclass_fields__[name].metadata["about"])
+
+
+def default(name: str) -> object:
+    """Return a setting's default; for `name`, which has none, an empty string."""
+    return "" if name == "name" else getattr(Settings(name=""), name)
+
+
+def resolve(
+    given: Mapping[str, object], environ: Mapping[str, str] | None = None, override: Mapping[str, object] | None = None
+) -> Settings:
+    """Merge what an app gives with environment and command line, and check it all.
+
+    Args:
+        given: the keyword arguments of `App`.
+        environ: the environment; by default the process's own.
+        override: from the command line, by setting; wins over the rest.
+
+    Raises:
+        ConfigurationError: an unknown setting (with the nearest name), or a value that can't be;
+            names the setting, the value and where it came from.
+    """
+    environ = os.environ if environ is None else environ
+    known = names()
+    hints = typing.get_type_hints(Settings)
+    values: dict[str, object] = {}
+    origins = dict.fromkeys(known, "default")
+    for source, origin in ((given, "app"), (_environment(environ), "environment"), (override or {}, "command line")):
+        for name, value in source.items():
+            if name not in known:
+                raise ConfigurationError(_unknown(name, origin, known))
+            if origin != "app" and isinstance(value, str):
+                value = _parse(name, value, hints[name], origin)
+            _check(name, value, hints[name], origin)
+            values[name] = value
+            origins[name] = origin
+    if not values.get("name"):
+        raise ConfigurationError('an app needs a name: App("shop")')
+    settings = Settings(**values, origins=origins)  # type: ignore[arg-type]
+    _check_together(settings)
+    return settings
+
+
+#: Variables with our prefix that are not settings: the command line's own.
+_OTHER_VARIABLES = {"AGENTIC_APP", "AGENTIC_DEBUG"}
+#: Prefixes that belong to tests and tools.
+_OTHER_PREFIXES = ("AGENTIC_TEST_", "AGENTIC_BENCH_", "AGENTIC_KAFKA_JARS")
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    return {
+        variable[len(PREFIX) :].lower(): value
+        for variable, value in environ.items()
+        if variable.startswith(PREFIX) and variable not in _OTHER_VARIABLES and not variable.startswith(_OTHER_PREFIXES)
+    }
+
+
+def _shown(name: str, origin: str) -> str:
+    return f"environment variable {PREFIX}{name.upper()}" if origin == "environment" else f"setting {name!r}"
+
+
+def _unknown(name: str, origin: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    hint = f"did you mean {_shown(near[0], origin)}?" if near else f"there are {', '.join(known)}"
+    return f"{_shown(name, origin)} is unknown; {hint}"
+
+
+def _parse(name: str, text: str, hint: Any, origin: str) -> object:
+    shown = _shown(name, origin)
+    kinds = _kinds(hint)
+    if types.NoneType in kinds and text == "":
+        return None
+    if timedelta in kinds:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", text.strip())
+        if not match:
+            raise ConfigurationError(f"{shown}: {text!r} is no duration; write seconds as 1.5, or 500ms, 2m, 1h")
+        return timedelta(seconds=float(match[1]) * _UNITS[match[2] or "s"])
+    if bool in kinds:
+        try:
+            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[text.lower()]
+        except KeyError:
+            raise ConfigurationError(f"{shown}: {text!r} is not yes or no; write true or false") from None
+    if int in kinds:
+        try:
+            return int(text)
+        except ValueError:
+            raise ConfigurationError(f"{shown}: {text!r} is no whole number") from None
+    if dict in kinds or Mapping in kinds:
+        import json
+
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise ConfigurationError(f"{shown}: not a JSON object ({error})") from None
+    return text
+
+
+def _kinds(hint: Any) -> list[Any]:
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return [kind for part in typing.get_args(hint) for kind in _kinds(part)]
+    if origin is Literal:
+        return [str]
+    if origin is not None:
+        import collections.abc
+
+        return [Mapping if origin is collections.abc.Mapping else origin]
+    return [hint]
+
+
+def _check(name: str, value: object, hint: Any, origin: str) -> None:
+    shown = _shown(name, origin)
+    if typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+        if value not in choices:
+            near = difflib.get_close_matches(str(value), choices, 1, 0.5)
+            raise ConfigurationError(
+                f"{shown}: {value!r} is none of {', '.join(map(repr, choices))}"
+                + (f"; did you mean {near[0]!r}?" if near else "")
+            )
+        return
+    kinds = _kinds(hint)
+    # A bool is an int to Python, never to a reader of settings.
+    fits = any(
+        value is None
+        if kind is types.NoneType
+        else isinstance(value, kind) and (kind is bool or type(value) is not bool)
+        for kind in kinds
+    )
+    if not fits:
+        wanted = " or ".join("None" if kind is types.NoneType else kind.__name__ for kind in kinds)
+        raise ConfigurationError(f"{shown}: {value!r} is a {type(value).__name__}, and must be {wanted}")
+
+
+#: setting -> the least duration that makes sense, in seconds, and why.
+_LEAST = {
+    "commit_interval": (0.01, "a checkpoint takes some milliseconds"),
+    "max_idle": (0.0, "a wait can't be negative"),
+    "session_timeout": (1.0, "a worker must be able to beat within it"),
+    "start_timeout": (0.1, "a broker needs time to answer"),
+    "stop_timeout": (0.0, "a wait can't be negative"),
+}
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+
+
+def _check_together(settings: Settings) -> None:
+    def fail(name: str, why: str) -> typing.NoReturn:
+        raise ConfigurationError(f"{_shown(name, settings.origins[name])}: {getattr(settings, name)!r}: {why}")
+
+    for name, (least, why) in _LEAST.items():
+        if getattr(settings, name).total_seconds() < least:
+            fail(name, f"must be at least {least:g} s: {why}")
+    if not _NAME.fullmatch(settings.name):
+        fail("name", "use 1 to 200 of the characters A-Z a-z 0-9 . _ -, since topics and the group are named for it")
+    if settings.instance is not None and not _NAME.fullmatch(settings.instance):
+        fail("instance", "use 1 to 200 of the characters A-Z a-z 0-9 . _ -")
+    if settings.topic_partitions < 1:
+        fail("topic_partitions", "a topic has at least one partition")
+    if settings.max_buffered < 1:
+        fail("max_buffered", "a worker must be able to hold an event")
+    if settings.on_decode_error == "dead_letter" and settings.dead_letter is None:
+        fail("on_decode_error", "needs the setting 'dead_letter', the topic to send to")
