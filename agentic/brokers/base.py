@@ -172,7 +172,8 @@ class Consumer(Protocol):
 
         Never hands over a batch of a partition that was revoked or lost, or from before a seek.
         A partition whose end is reached is reported once by a batch with ``position == end``,
-        which may be empty, and again whenever that has changed.
+        which may be empty, and again whenever that has changed. The call may be cancelled at any
+        time; no batch is lost by it.
 
         Raises:
             BrokerError: what can't be mended by trying again. A broker that is away is no error
