@@ -1,0 +1,270 @@
+"""Topics, offsets and groups, through librdkafka's admin client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import confluent_kafka as ck
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
+
+from agentic.brokers.base import GroupInfo, Position, TopicInfo, TopicPartition, TopicSpec
+from agentic.brokers.kafka.config import Config
+from agentic.brokers.kafka.errors import cause, translate
+from agentic.brokers.kafka.offloop import off_loop
+from agentic.errors import BrokerError, BrokerUnavailable, TopicExists, UnknownTopic
+
+T = TypeVar("T")
+
+EARLIEST = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+
+#: Seconds the broker has to answer a question.
+REQUEST = 15.0
+#: Seconds between two looks at something that the broker is still spreading.
+LOOK = 0.02
+
+_GROUP_IN_USE = frozenset(
+    {KafkaError.NON_EMPTY_GROUP, KafkaError.UNKNOWN_MEMBER_ID, KafkaError.GROUP_SUBSCRIBED_TO_TOPIC}
+)
+
+
+class Admin:
+    """Questions and orders to the broker; the blocking ones are made off the loop.
+
+    Keeps its client as long as it lives: a client that goes takes its open questions along.
+    """
+
+    def __init__(self, settings: Config, url: str) -> None:
+        self._client = AdminClient(settings)
+        self._url = url
+
+    async def metadata(self, topic: str | None = None, timeout: float = REQUEST) -> Any:
+        """Return the cluster's metadata."""
+        try:
+            return await off_loop(lambda: self._client.list_topics(topic, timeout=timeout))
+        except KafkaException as problem:
+            raise translate(problem, f"{self._url}: metadata") from problem
+
+    async def topics(self) -> dict[str, int]:
+        topics = (await self.metadata()).topics
+        return {name: len(topic.partitions) for name, topic in topics.items() if topic.error is None}
+
+    async def describe_topic(self, name: str) -> TopicInfo:
+        tps = await self._partitions(name)
+        starts, ends = await asyncio.gather(self.offsets(tps, EARLIEST), self.offsets(tps, LATEST))
+        resource = ConfigResource(ResourceType.TOPIC, name)
+        values = await self._one(self._client.describe_configs([resource], request_timeout=REQUEST), f"topic {name!r}")
+        return TopicInfo(
+            name,
+            {tp.partition: (starts[tp], ends[tp]) for tp in tps},
+            _limit(values["retention.ms"].value),
+            _limit(values["retention.bytes"].value),
+            "compact" in values["cleanup.policy"].value,
+        )
+
+    async def _partitions(self, name: str) -> list[TopicPartition]:
+        topic = (await self.metadata(name)).topics.get(name)
+        if topic is None or topic.error is not None:
+            raise unknown_topic(name)
+        return [TopicPartition(name, partition) for partition in sorted(topic.partitions)]
+
+    async def offsets(self, tps: Iterable[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
+        """Return offsets as a reader of committed records sees them."""
+        wanted = {ck.TopicPartition(tp.topic, tp.partition): spec for tp in tps}
+        if not wanted:
+            return {}
+        futures = self._client.list_offsets(
+            wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST
+        )
+        answers = {}
+        for partition, future in futures.items():
+            tp = TopicPartition(partition.topic, partition.partition)
+            answers[tp] = (await self._answer(future, f"offsets of {tp}")).offset
+        return answers
+
+    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return await self.offsets(partitions, LATEST)
+
+    async def create_topics(self, specs: Iterable[TopicSpec]) -> None:
+        """Create all, or all those that can be, and return when each has its leaders."""
+        specs = list(specs)
+        if not specs:
+            return
+        for spec in specs:
+            if spec.partitions < 1:
+                raise BrokerError(f"topic {spec.name!r}: {spec.partitions} partitions can't be; at least 1")
+        new = [
+            NewTopic(spec.name, num_partitions=spec.partitions, replication_factor=-1, config=topic_config(spec))
+            for spec in specs
+        ]
+        futures = self._client.create_topics(new, request_timeout=REQUEST)
+        problem: BrokerError | None = None
+        made = []
+        for spec in specs:
+            try:
+                await self._answer(futures[spec.name], f"creating topic {spec.name!r}")
+                made.append(spec)
+            except BrokerError as error:
+                problem = problem or error
+        for spec in made:
+            await self._wait_for_leaders(spec)
+        if problem is not None:
+            raise problem
+
+    async def _wait_for_leaders(self, spec: TopicSpec) -> None:
+        """A new topic has no leaders for a moment, and a client that learns so remembers it."""
+
+        async def there() -> bool:
+            topic = (await self.metadata(spec.name)).topics.get(spec.name)
+            if topic is None or topic.error is not None or len(topic.partitions) < spec.partitions:
+                return False
+            if any(partition.leader < 0 for partition in topic.partitions.values()):
+                return False
+            try:
+                await self.end_offsets([TopicPartition(spec.name, number) for number in topic.partitions])
+            except (UnknownTopic, BrokerUnavailable):
+                return False
+            return True
+
+        await self._until(there, f"topic {spec.name!r} has no leaders")
+
+    async def delete_topics(self, names: Iterable[str]) -> None:
+        names = list(names)
+        if not names:
+            return
+        known = await self.topics()
+        if unknown := [name for name in names if name not in known]:
+            raise unknown_topic(unknown[0])
+        for name, future in self._client.delete_topics(names, request_timeout=REQUEST).items():
+            await self._answer(future, f"deleting topic {name!r}")
+
+        async def gone() -> bool:
+            return not set(names) & set(await self.topics())
+
+        await self._until(gone, f"topics {', '.join(names)} are still there")
+
+    async def groups(self) -> list[str]:
+        listing = await self._answer(self._client.list_consumer_groups(request_timeout=REQUEST), "list of groups")
+        return sorted(group.group_id for group in listing.valid)
+
+    async def describe_group(self, name: str) -> GroupInfo:
+        members: dict[str, list[TopicPartition]] = {}
+        try:
+            futures = self._client.describe_consumer_groups([name], request_timeout=REQUEST)
+            group = await asyncio.wait_for(asyncio.wrap_future(futures[name]), 2 * REQUEST)
+            for member in group.members:
+                owned = member.assignment.topic_partitions if member.assignment else []
+                members[member.member_id] = sorted(TopicPartition(p.topic, p.partition) for p in owned)
+        except KafkaException as problem:
+            if cause(problem).code() != KafkaError.GROUP_ID_NOT_FOUND:
+                raise translate(problem, f"group {name!r}") from problem
+        return GroupInfo(name, members, await self._positions(name))
+
+    async def _positions(self, group: str) -> dict[TopicPartition, Position]:
+        request = [ck.ConsumerGroupTopicPartitions(group)]
+        try:
+            futures = self._client.list_consumer_group_offsets(request, request_timeout=REQUEST)
+            answer = await asyncio.wait_for(asyncio.wrap_future(futures[group]), 2 * REQUEST)
+        except KafkaException as problem:
+            if cause(problem).code() == KafkaError.GROUP_ID_NOT_FOUND:
+                return {}
+            raise translate(problem, f"group {group!r}") from problem
+        return {
+            TopicPartition(p.topic, p.partition): Position(p.offset, p.metadata or "")
+            for p in answer.topic_partitions
+            if p.offset >= 0
+        }
+
+    async def set_positions(self, group: str, positions: Mapping[TopicPartition, Position | None]) -> None:
+        wanted = {tp: at for tp, at in positions.items() if at is not None}
+        removed = [tp for tp, at in positions.items() if at is None]
+        if (await self.describe_group(group)).members:
+            raise BrokerError(f"group {group!r} has live members; stop its workers first")
+        if removed:
+            await self._remove(group, removed, wanted)
+        elif wanted:
+            await self._alter(group, wanted)
+
+    async def _remove(
+        self, group: str, removed: Iterable[TopicPartition], wanted: Mapping[TopicPartition, Position]
+    ) -> None:
+        """Remove positions. The client can only delete a whole group, so what stays is written anew."""
+        before = await self._positions(group)
+        stays = {tp: at for tp, at in before.items() if tp not in set(removed)}
+        if before:
+            await self._one(self._client.delete_consumer_groups([group], request_timeout=REQUEST), f"group {group!r}")
+        if stays or wanted:
+            await self._alter(group, {**stays, **wanted})
+
+    async def _alter(self, group: str, positions: Mapping[TopicPartition, Position]) -> None:
+        offsets = [ck.TopicPartition(tp.topic, tp.partition, at.offset, at.metadata) for tp, at in positions.items()]
+        request = [ck.ConsumerGroupTopicPartitions(group, offsets)]
+        answer = await self._one(
+            self._client.alter_consumer_group_offsets(request, request_timeout=REQUEST), f"group {group!r}"
+        )
+        for partition in answer.topic_partitions:
+            if partition.error is not None:
+                raise self._refusal(partition.error, f"group {group!r}, {partition.topic}-{partition.partition}")
+
+    # -- answers
+
+    async def _one(self, futures: Mapping[Any, Future[Any]], about: str) -> Any:
+        (future,) = futures.values()
+        return await self._answer(future, about)
+
+    async def _answer(self, future: Future[T], about: str) -> T:
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(future), 2 * REQUEST)
+        except TimeoutError:
+            raise BrokerUnavailable(f"{about}: no answer from {self._url}; check that the broker runs") from None
+        except KafkaException as problem:
+            raise self._refusal(cause(problem), about) from problem
+
+    def _refusal(self, error: KafkaError, about: str) -> BrokerError:
+        if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
+            return TopicExists(f"{about}: it exists already; delete it first, or choose another name")
+        if error.code() in _GROUP_IN_USE:
+            return BrokerError(f"{about}: the group has live members; stop its workers first")
+        if error.code() == KafkaError.TOPIC_EXCEPTION:
+            return BrokerError(f"{about}: {error.str()}; use 1 to 249 of the characters A-Z a-z 0-9 . _ -")
+        return translate(error, about)
+
+    async def _until(self, done: Callable[[], Any], what: str) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + 2 * REQUEST
+        while not await done():
+            if loop.time() > deadline:
+                raise BrokerUnavailable(f"{what} after {2 * REQUEST:.0f} s; check the brokers' logs")
+            await asyncio.sleep(LOOK)
+
+
+def unknown_topic(name: str) -> UnknownTopic:
+    return UnknownTopic(f"topic {name!r} does not exist; create it with `agentic topics create`, or check its name")
+
+
+def topic_config(spec: TopicSpec) -> dict[str, str]:
+    """Return a topic's properties by their Kafka names; what `spec.config` says wins."""
+    config = {}
+    if spec.retention_ms is not None:
+        config["retention.ms"] = str(spec.retention_ms)
+    if spec.retention_bytes is not None:
+        config["retention.bytes"] = str(spec.retention_bytes)
+    if spec.compacted:
+        both = spec.retention_ms is not None or spec.retention_bytes is not None
+        config["cleanup.policy"] = "compact,delete" if both else "compact"
+    return {**config, **spec.config}
+
+
+def _limit(text: str) -> int | None:
+    """Kafka writes "no limit" as -1."""
+    return None if int(text) < 0 else int(text)

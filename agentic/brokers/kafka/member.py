@@ -1,0 +1,375 @@
+"""A group member's thread: joining, rebalances, commits.
+
+librdkafka calls back inside a poll, on our thread. There the loop's listener is called and
+waited for, and the commands it gives meanwhile (commit, seek, pause) are served. A callback
+lets no exception out: on Python 3.11 one raised by C code would leave poll() as an object that
+no `except` catches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+import confluent_kafka as ck
+from confluent_kafka import KafkaError, KafkaException
+
+from agentic.brokers.base import Position, TopicPartition
+from agentic.brokers.kafka import config
+from agentic.brokers.kafka.config import CLASSIC_ONLY, Config, log
+from agentic.brokers.kafka.errors import cause, translate
+from agentic.brokers.kafka.offloop import post, settle
+from agentic.brokers.kafka.poller import REQUEST, Lot, Poller, partitions_of
+from agentic.errors import BrokerError, BrokerUnavailable, Fenced, NotOwner
+
+#: Seconds a listener gets to give partitions back; less where max.poll.interval.ms is small.
+REVOKE = 10.0
+#: A stale epoch may only mean that our own heartbeat's answer is still on its way: ask again so often…
+STALE_RETRIES = 10
+#: …after so many seconds.
+STALE_PAUSE = 0.1
+#: Seconds between two tries to join under a static id that a former self may still hold.
+FENCED_PAUSE = 0.5
+
+
+class Owner(Protocol):
+    """The loop's side of a member: each is called on the loop, in this order for a partition."""
+
+    def joined(self) -> None: ...
+
+    async def assigned(self, positions: Mapping[TopicPartition, Position | None], lots: int) -> None: ...
+
+    async def revoked(self, tps: Sequence[TopicPartition]) -> None: ...
+
+    async def lost(self, tps: Sequence[TopicPartition]) -> None: ...
+
+    def gone(self, tps: Sequence[TopicPartition]) -> None: ...
+
+
+class Protocols:
+    """Which group protocol the broker speaks: asked once a broker, by trying."""
+
+    def __init__(self, options: Mapping[str, object]) -> None:
+        forced = options.get("group.protocol")
+        if forced is None and any(name in options for name in CLASSIC_ONLY):
+            forced = "classic"
+        #: Nobody asks for the other one while this is set.
+        self.forced = forced
+        self.classic = forced == "classic"
+
+
+class Member(Poller):
+    """Owns a group member's consumer.
+
+    Args:
+        make_config: gives the properties for the classic (True) or the KIP-848 protocol (False).
+        session: seconds for which a static id may still be held by a former self.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        topics: Sequence[str],
+        loop: asyncio.AbstractEventLoop,
+        owner: Owner,
+        deliver: Callable[[Lot], None],
+        fail: Callable[[BaseException], None],
+        *,
+        offset_reset: str,
+        session: float,
+        protocols: Protocols,
+        make_config: Callable[[bool], Config],
+        error_cb: Callable[[Any], None],
+    ) -> None:
+        super().__init__(f"group {group!r}", loop, offset_reset, deliver, fail)
+        self._group = group
+        self._topics = list(topics)
+        self._owner = owner
+        self._session = session
+        self._protocols = protocols
+        self._make_config = make_config
+        self._error_cb = error_cb
+        #: Start offsets of partitions that are being assigned: a seek in the listener changes them.
+        self._starts: dict[TopicPartition, int] | None = None
+        self._inside = False
+        self._commits: list[tuple[frozenset[tuple[str, int, int]], asyncio.Future[None]]] = []
+        self._max_poll = 300.0
+        self._joined = False
+        self._give_up_joining = 0.0
+
+    # -- joining
+
+    def _open(self) -> None:
+        self._give_up_joining = time.monotonic() + 1.25 * self._session
+        self._subscribe()
+
+    def _subscribe(self) -> None:
+        settings = self._make_config(self._protocols.classic)
+        self._max_poll = int(settings.get("max.poll.interval.ms", 300_000)) / 1_000
+        try:
+            self._consumer = ck.Consumer({**settings, "error_cb": self._error_cb, "on_commit": self._on_commit})
+            self._consumer.subscribe(
+                self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+            )
+        except (KafkaException, ValueError, TypeError) as problem:
+            raise config.refused(problem, self.about) from problem
+
+    def _fatal(self, error: Any) -> None:
+        text = error.str()
+        if not self._protocols.classic and self._protocols.forced is None and "version not supported" in text:
+            log.debug("%s: the broker has no KIP-848, goes on with the classic protocol", self.about)
+            self._protocols.classic = True
+            self._again()
+            return
+        try:
+            super()._fatal(error)
+        except Fenced:
+            if self._joined or time.monotonic() > self._give_up_joining:
+                raise
+            # Under KIP-848 a killed member's id is free only when its session has ended.
+            log.debug("%s: the static id is taken, tries again: %s", self.about, text)
+            self._sleep(FENCED_PAUSE)
+            self._again()
+
+    def _again(self) -> None:
+        self._consumer.close()
+        self._consumer = None
+        if not self._stopping:
+            self._subscribe()
+
+    def _sleep(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._stopping and (left := until - time.monotonic()) > 0:
+            self._serve_for(left)
+
+    def _turn(self) -> None:
+        if self._consumer is None:
+            self._stopping = True
+            return
+        super()._turn()
+        if not self._joined and self._member_id_is_ours():
+            self._join()
+
+    def _member_id_is_ours(self) -> bool:
+        # Under KIP-848 the client makes the id itself, so there it says nothing.
+        return self._protocols.classic and self._consumer is not None and bool(self._consumer.memberid())
+
+    def _join(self) -> None:
+        self._joined = True
+        post(self._loop, self._owner.joined)
+
+    # -- rebalances, inside a poll
+
+    def _on_assign(self, _: object, partitions: list[Any]) -> None:
+        self._guarded(self._assigned, partitions)
+
+    def _on_revoke(self, _: object, partitions: list[Any]) -> None:
+        self._guarded(self._revoked, partitions)
+
+    def _on_lost(self, _: object, partitions: list[Any]) -> None:
+        self._guarded(self._lost, partitions)
+
+    def _guarded(self, fn: Callable[[list[Any]], None], partitions: list[Any]) -> None:
+        self._inside = True
+        try:
+            fn(partitions)
+        except BaseException as error:  # noqa: BLE001 - see the module's docstring; raised after the poll
+            self._stash = self._stash or error
+        finally:
+            self._inside = False
+
+    def _assigned(self, partitions: list[Any]) -> None:
+        self._join()
+        tps = [TopicPartition(p.topic, p.partition) for p in partitions]
+        if tps and not self._stopping:
+            positions = self._fetch_committed(tps)
+            reset = ck.OFFSET_BEGINNING if self._offset_reset == "earliest" else ck.OFFSET_END
+            self._starts = {tp: reset if (at := positions[tp]) is None else at.offset for tp in tps}
+            try:
+                done = self._wait(self._owner.assigned(positions, self._lots), self._max_poll / 2)
+                starts = self._starts
+            finally:
+                self._starts = None
+            if not done:
+                raise BrokerError(
+                    f"{self.about}: taking over {names_of(tps)} took longer than {self._max_poll / 2:.0f} s;"
+                    " raise the Kafka property max.poll.interval.ms"
+                )
+        else:
+            starts = dict.fromkeys(tps, ck.OFFSET_END)
+        assigned = {tp: ck.TopicPartition(tp.topic, tp.partition, starts[tp]) for tp in tps}
+        self._owned.update(assigned)
+        if self._protocols.classic:
+            self._consumer.assign(list(assigned.values()))
+        else:
+            self._consumer.incremental_assign(list(assigned.values()))
+        if early := [tp for tp in tps if tp in self._paused]:
+            self._consumer.pause(partitions_of(early))
+
+    def _fetch_committed(self, tps: list[TopicPartition]) -> dict[TopicPartition, Position | None]:
+        while True:
+            try:
+                return self.committed(tps)
+            except BrokerUnavailable:
+                # Without the positions nothing can begin; whoever waits for us is served meanwhile.
+                if self._stopping:
+                    return dict.fromkeys(tps)
+                self._serve_for(0.5)
+
+    def _revoked(self, partitions: list[Any]) -> None:
+        tps = [TopicPartition(p.topic, p.partition) for p in partitions]
+        try:
+            if tps:
+                bound = min(REVOKE, self._max_poll / 4)
+                if not self._wait(self._owner.revoked(tps), bound):
+                    log.warning(
+                        "%s: %s not drained within %.0f s; the next owner does again what is not committed",
+                        self.about,
+                        names_of(tps),
+                        bound,
+                    )
+        finally:
+            self._drop(tps)
+            self._unassign(partitions)
+
+    def _lost(self, partitions: list[Any]) -> None:
+        tps = [TopicPartition(p.topic, p.partition) for p in partitions]
+        self._drop(tps)
+        try:
+            if tps:
+                self._wait(self._owner.lost(tps), min(REVOKE, self._max_poll / 4))
+        finally:
+            self._unassign(partitions)
+
+    def _drop(self, tps: Sequence[TopicPartition]) -> None:
+        for tp in tps:
+            self._owned.pop(tp, None)
+            self.ends.pop(tp, None)
+        self._paused.difference_update(tps)
+        self._stalled.difference_update(tps)
+        post(self._loop, self._owner.gone, tps)
+
+    def _unassign(self, partitions: list[Any]) -> None:
+        # A session that ended meanwhile has taken the assignment already.
+        with suppress(KafkaException):
+            if self._protocols.classic:
+                self._consumer.unassign()
+            else:
+                self._consumer.incremental_unassign(partitions)
+
+    def _wait(self, coroutine: Coroutine[Any, Any, None], bound: float) -> bool:
+        """Run a coroutine on the loop and serve commands until it is done; False when `bound` is over first."""
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:
+            coroutine.close()  # the loop is closed: nobody is left to be asked
+            return True
+        future.add_done_callback(lambda _: self._commands.put(None))
+        until = time.monotonic() + bound
+        while not future.done():
+            left = until - time.monotonic()
+            if left <= 0 or self._loop.is_closed():
+                return False
+            self._serve_for(min(left, 1.0))
+        future.result()
+        return True
+
+    # -- commands
+
+    def committed(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Position | None]:
+        """Ask what the group has committed."""
+        about = f"committed positions of {self.about}"
+        try:
+            answers = self._consumer.committed(partitions_of(tps), timeout=REQUEST)
+        except KafkaException as problem:
+            raise translate(problem, about) from problem
+        positions: dict[TopicPartition, Position | None] = {}
+        for answer in answers:
+            if answer.error is not None:
+                raise translate(answer.error, f"{about}, {answer.topic}-{answer.partition}")
+            tp = TopicPartition(answer.topic, answer.partition)
+            positions[tp] = Position(answer.offset, answer.metadata or "") if answer.offset >= 0 else None
+        return positions
+
+    def seek(self, offsets: Mapping[TopicPartition, int]) -> int:
+        """Go on at these offsets; return the number of the last lot from before."""
+        for tp, offset in offsets.items():
+            if self._starts is not None and tp in self._starts:
+                self._starts[tp] = offset
+                continue
+            if tp not in self._owned:
+                raise NotOwner(f"{self.about}: seek of {tp} to {offset}: not ours; seek what on_assigned gave")
+            try:
+                self._consumer.seek(ck.TopicPartition(tp.topic, tp.partition, offset))
+            except KafkaException as problem:
+                raise translate(problem, f"{self.about}: seek of {tp} to {offset}") from problem
+            self._owned[tp] = ck.TopicPartition(tp.topic, tp.partition, offset)
+        return self._lots
+
+    def group_metadata(self) -> Any:
+        """Return what a transaction needs to know of our membership."""
+        return self._consumer.consumer_group_metadata()
+
+    def commit(self, positions: Mapping[TopicPartition, Position], done: asyncio.Future[None]) -> None:
+        """Commit, and settle `done` when the broker has answered."""
+        offsets = [ck.TopicPartition(tp.topic, tp.partition, at.offset, at.metadata) for tp, at in positions.items()]
+        try:
+            if foreign := [
+                tp for tp in positions if tp not in self._owned and not (self._starts and tp in self._starts)
+            ]:
+                raise NotOwner(f"{self.about}: commit of {names_of(foreign)}: not ours any more; nothing was committed")
+            if not self._inside:
+                # Answered by a later poll, so that a coordinator that is away holds up nothing else.
+                self._consumer.commit(offsets=offsets, asynchronous=True)
+                self._commits.append((_key(offsets), done))
+                return
+            self._commit_inside(offsets)
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
+            answer = translate(error, self._commit_name(offsets)) if isinstance(error, KafkaException) else error
+            post(self._loop, settle, done, None, answer)
+        else:
+            post(self._loop, settle, done, None, None)
+
+    def _commit_inside(self, offsets: list[Any]) -> None:
+        """Commit in a callback, where no poll can bring the answer."""
+        for left in reversed(range(STALE_RETRIES)):
+            try:
+                for answer in self._consumer.commit(offsets=offsets, asynchronous=False):
+                    if answer.error is not None:
+                        raise translate(answer.error, self._commit_name(offsets))
+                return
+            except KafkaException as problem:
+                if not left or cause(problem).code() != KafkaError.STALE_MEMBER_EPOCH:
+                    raise
+                time.sleep(STALE_PAUSE)
+
+    def _on_commit(self, error: Any, offsets: list[Any]) -> None:
+        try:
+            self._committed(error, offsets)
+        except BaseException as problem:  # noqa: BLE001 - see the module's docstring; raised after the poll
+            self._stash = self._stash or problem
+
+    def _committed(self, error: Any, offsets: list[Any]) -> None:
+        key = _key(offsets)
+        found = next((entry for entry in self._commits if entry[0] == key), None)
+        if found is None:
+            return
+        self._commits.remove(found)
+        problem = error or next((p.error for p in offsets if p.error is not None), None)
+        answer = None if problem is None else translate(problem, self._commit_name(offsets))
+        post(self._loop, settle, found[1], None, answer)
+
+    def _commit_name(self, offsets: list[Any]) -> str:
+        return f"{self.about}: commit of {', '.join(f'{p.topic}-{p.partition} at {p.offset}' for p in offsets[:5])}"
+
+
+def _key(offsets: list[Any]) -> frozenset[tuple[str, int, int]]:
+    return frozenset((p.topic, p.partition, p.offset) for p in offsets)
+
+
+def names_of(tps: Sequence[TopicPartition]) -> str:
+    """Name some partitions in a message."""
+    return ", ".join(map(str, tps[:5])) + (f" and {len(tps) - 5} more" if len(tps) > 5 else "")

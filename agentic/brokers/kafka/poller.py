@@ -1,0 +1,367 @@
+"""The thread that owns a confluent consumer, and the hand-over of what it reads to the event loop.
+
+Since confluent-kafka 2.16 a consumer belongs to the thread that calls it: any other call waits
+until a running poll has ended, and nothing can wake a poll. So one thread makes all calls. It
+polls always; what the loop wants done (commit, seek, pause…) is queued and done between polls.
+
+The hand-over holds few lists. While it is full the thread waits for a place *and* serves
+commands: the loop may make no place because it waits for a commit. When it stays full the
+partitions are paused and polling goes on, for rebalances come through polls, and the group
+throws out a member that does not poll within ``max.poll.interval.ms``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
+
+import confluent_kafka as ck
+from confluent_kafka import KafkaError, KafkaException, Message
+
+from agentic.brokers.base import TopicPartition
+from agentic.brokers.kafka.config import log
+from agentic.brokers.kafka.errors import FENCED, FORBIDDEN, UNKNOWN_TOPIC, cause, translate
+from agentic.brokers.kafka.offloop import post, settle
+from agentic.errors import BrokerError, BrokerUnavailable, Fenced, UnknownTopic
+
+T = TypeVar("T")
+
+#: How long a poll waits for a first message, in seconds: so long a command may have to wait.
+POLL = 0.02
+#: Messages in one list. More of them save switches between the threads, fewer save memory and delay.
+LIST = 1_000
+#: Lists that may wait on the loop: one in work there, one ready, one on its way.
+AHEAD = 3
+#: Seconds of a full hand-over after which the partitions are paused, so that polling can go on.
+#: A pause throws away what librdkafka has fetched ahead, so it must not come with every batch.
+STALLED = 1.0
+#: Seconds a blocking question to the broker may take before it is asked again or given up.
+REQUEST = 10.0
+
+_error = Message.error
+
+
+class Lot(NamedTuple):
+    """What one turn of polling brought: records, and partitions whose end came after them."""
+
+    number: int
+    messages: list[Any]
+    ends: dict[TopicPartition, int]
+
+
+def partitions_of(tps: Iterable[TopicPartition]) -> list[Any]:
+    """Return confluent's form of partitions."""
+    return [ck.TopicPartition(tp.topic, tp.partition) for tp in tps]
+
+
+class Poller(threading.Thread):
+    """Owns a consumer from its making to its end. Methods with an underscore run in the thread.
+
+    Args:
+        name: what log lines and errors call it: "group 'shop'".
+        deliver: called on the loop with each `Lot`.
+        fail: called on the loop, once, with the error that ended the reading.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        loop: asyncio.AbstractEventLoop,
+        offset_reset: str,
+        deliver: Callable[[Lot], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        super().__init__(name=f"agentic-kafka {name}", daemon=True)
+        self.about = name
+        #: Last end offset heard of, by partition; written here, read by the loop.
+        self.ends: dict[TopicPartition, int] = {}
+        #: Lots the loop has taken; written by the loop alone.
+        self.taken = 0
+        self._loop = loop
+        self._offset_reset = offset_reset
+        self._deliver = deliver
+        self._fail = fail
+        self._commands: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._consumer: Any = None
+        self._owned: dict[TopicPartition, Any] = {}
+        self._paused: set[TopicPartition] = set()
+        self._stalled: set[TopicPartition] = set()
+        self._lots = 0
+        self._full = False
+        self._behind = False
+        self._stopping = False
+        self._stash: BaseException | None = None
+        self._ended = asyncio.Event()
+
+    # -- called on the loop
+
+    async def call(self, fn: Callable[..., T], *args: object) -> T:
+        """Return ``fn(*args)``, run by the thread between two polls."""
+        done: asyncio.Future[T] = self._loop.create_future()
+        self.send(self._answer, done, fn, args)
+        if not self.is_alive():
+            raise BrokerUnavailable(f"{self.about}: closed")
+        return await done
+
+    def send(self, fn: Callable[..., object], *args: object) -> None:
+        """Have the thread call ``fn(*args)`` soon."""
+        self._commands.put(lambda: fn(*args))
+
+    def took(self) -> None:
+        """Say that the loop has taken a lot out of the hand-over."""
+        self.taken += 1
+        if self._full:
+            self._commands.put(None)
+
+    async def stop(self, timeout: float) -> None:
+        """Have the thread close its consumer and end; after `timeout` seconds it is left to do so by itself."""
+
+        def stopping() -> None:
+            self._stopping = True
+
+        self._commands.put(stopping)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), timeout)
+
+    # -- the thread
+
+    def run(self) -> None:
+        try:
+            self._open()
+            while not self._stopping:
+                self._turn()
+        except Exception as error:  # noqa: BLE001 - whatever it is, poll() raises it on the loop
+            self._give_up(error)
+        finally:
+            self._shut()
+            post(self._loop, self._ended.set)
+
+    def _turn(self) -> None:
+        self._serve()
+        if self._lots - self.taken >= AHEAD:
+            self._wait_for_room()
+            return
+        if self._stalled:
+            self._unstall()
+        messages = self._fetch()
+        self._raise_stashed()
+        if messages:
+            self._hand_over(messages)
+
+    def _fetch(self) -> list[Any]:
+        consumer = self._consumer
+        if self._behind:
+            # More waits than a list takes: one call, one wait for the interpreter lock.
+            messages: list[Any] = consumer.consume(LIST, 0)
+            if messages:
+                self._behind = len(messages) == LIST
+                return messages
+        first = consumer.poll(POLL)
+        if first is None:
+            self._behind = False
+            return []
+        messages = consumer.consume(LIST - 1, 0)
+        self._behind = len(messages) == LIST - 1
+        messages.insert(0, first)
+        return messages
+
+    def _hand_over(self, messages: list[Any]) -> None:
+        ends: dict[TopicPartition, int] = {}
+        if any(map(_error, messages)):
+            messages, ends = self._sort_out(messages)
+        if not messages and not ends:
+            return
+        self._learn_ends(messages)
+        self._lots += 1
+        post(self._loop, self._deliver, Lot(self._lots, messages, ends))
+
+    def _learn_ends(self, messages: list[Any]) -> None:
+        # Asking costs a microsecond a partition; it is asked for those that can have changed.
+        owned = self._owned
+        if len(messages) < 20 * len(owned):
+            tps = {TopicPartition(m.topic(), m.partition()) for m in messages}
+        else:
+            tps = set(owned)
+        for tp in tps:
+            if (partition := owned.get(tp)) is not None:
+                with suppress(KafkaException):
+                    _, end = self._consumer.get_watermark_offsets(partition, cached=True)
+                    if end >= 0:
+                        self.ends[tp] = end
+
+    def _sort_out(self, messages: list[Any]) -> tuple[list[Any], dict[TopicPartition, int]]:
+        records = []
+        ends: dict[TopicPartition, int] = {}
+        for message in messages:
+            error = message.error()
+            if error is None:
+                if ends:
+                    ends.pop(TopicPartition(message.topic(), message.partition()), None)
+                records.append(message)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                tp = TopicPartition(message.topic(), message.partition())
+                ends[tp] = self.ends[tp] = message.offset()
+            else:
+                self._event(message, error)
+        return records, ends
+
+    def _event(self, message: Any, error: Any) -> None:
+        code = error.code()
+        if code == KafkaError._AUTO_OFFSET_RESET:
+            self._reset(TopicPartition(message.topic(), message.partition()), error)
+        elif code in UNKNOWN_TOPIC:
+            topic = message.topic()
+            known = self._consumer.list_topics(topic, timeout=REQUEST).topics.get(topic)
+            if known is None or known.error is not None:
+                raise UnknownTopic(
+                    f"{self.about}: topic {topic!r} does not exist; create it with `agentic topics create`"
+                )
+        elif code == KafkaError._MAX_POLL_EXCEEDED:
+            log.warning("%s: not polled within max.poll.interval.ms; its partitions went to other members", self.about)
+        elif error.fatal() or code == KafkaError._FATAL:
+            self._fatal(error)
+        elif code in FENCED or code in FORBIDDEN:
+            raise translate(error, self.about)
+        else:
+            log.debug("%s: %s", self.about, error.str())
+
+    def _fatal(self, error: Any) -> None:
+        """Raise what ends a consumer. librdkafka tells the reason of a fatal error in its text alone."""
+        text = error.str()
+        if "fenced" in text.lower() or "instance id" in text.lower():
+            raise Fenced(f"{self.about}: {text}; another worker has the same setting 'instance': give each its own")
+        raise BrokerError(f"{self.about}: {text}")
+
+    def _reset(self, tp: TopicPartition, error: Any) -> None:
+        """Go on where `offset_reset` says, because the wanted offset is not there, and say so."""
+        partition = ck.TopicPartition(tp.topic, tp.partition)
+        try:
+            wanted = self._consumer.position([partition])[0].offset
+            if wanted < 0:
+                wanted = getattr(self._owned.get(tp), "offset", wanted)
+            start, end = self._consumer.get_watermark_offsets(partition, timeout=REQUEST)
+            there = start if self._offset_reset == "earliest" else end
+            self._consumer.seek(ck.TopicPartition(tp.topic, tp.partition, there))
+        except KafkaException as problem:
+            log.warning("%s: %s: can't reset the offset yet: %s", self.about, tp, cause(problem).str())
+            self._commands.put(lambda: self._reset(tp, error) if tp in self._owned else None)
+            return
+        log.warning(
+            "%s: %s: offset %s is out of range (%d to %d are there: retention, or a new topic of this name);"
+            " goes on at %d as offset_reset=%r says",
+            self.about,
+            tp,
+            wanted if wanted >= 0 else "wanted",
+            start,
+            end,
+            there,
+            self._offset_reset,
+        )
+
+    # -- waiting
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                command = self._commands.get_nowait()
+            except queue.Empty:
+                return
+            if command is not None:
+                command()
+
+    def _serve_for(self, seconds: float) -> None:
+        """Run the next command, if one comes within `seconds`."""
+        try:
+            command = self._commands.get(timeout=seconds)
+        except queue.Empty:
+            return
+        if command is not None:
+            command()
+
+    def _wait_for_room(self) -> None:
+        self._full = True
+        since = time.monotonic()
+        while not self._stopping and self._lots - self.taken >= AHEAD:
+            self._serve_for(0.1)
+            if time.monotonic() - since > STALLED:
+                self._keep_polling()
+        self._full = False
+
+    def _keep_polling(self) -> None:
+        """Poll without taking anything in, for the group's sake."""
+        new = [tp for tp in self._owned if tp not in self._stalled and tp not in self._paused]
+        if new:
+            self._consumer.pause(partitions_of(new))
+            self._stalled.update(new)
+        message = self._consumer.poll(0)
+        self._raise_stashed()
+        if message is not None:
+            # The pause was not in force yet, or it is an error: one lot too many does no harm.
+            self._hand_over([message])
+
+    def _unstall(self) -> None:
+        back = [tp for tp in self._stalled if tp in self._owned and tp not in self._paused]
+        self._stalled.clear()
+        if back:
+            self._consumer.resume(partitions_of(back))
+
+    def _answer(self, done: asyncio.Future[Any], fn: Callable[..., object], args: tuple[object, ...]) -> None:
+        try:
+            result = fn(*args)
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
+            post(self._loop, settle, done, None, error)
+        else:
+            post(self._loop, settle, done, result, None)
+
+    # -- ends
+
+    def _raise_stashed(self) -> None:
+        if self._stash is not None:
+            error, self._stash = self._stash, None
+            raise error
+
+    def _give_up(self, error: BaseException) -> None:
+        """Tell the loop, and go on serving commands: somebody may still wait for an answer."""
+        post(self._loop, self._fail, error)
+        while not self._stopping:
+            self._serve_for(1.0)
+
+    def _open(self) -> None:
+        raise NotImplementedError
+
+    def _shut(self) -> None:
+        if self._consumer is not None:
+            try:
+                self._consumer.close()
+            except Exception as error:  # noqa: BLE001 - it is at its end either way
+                log.debug("%s: close: %s", self.about, error)
+        # Nobody comes after us: who still waits gets an answer.
+        while True:
+            try:
+                command = self._commands.get_nowait()
+            except queue.Empty:
+                return
+            if command is not None:
+                with suppress(KafkaException, RuntimeError):
+                    command()
+
+    # -- commands for all kinds of consumers, run in the thread
+
+    def pause(self, tps: Iterable[TopicPartition]) -> None:
+        """Stop fetching these partitions."""
+        new = [tp for tp in tps if tp in self._owned and tp not in self._paused]
+        self._paused.update(new)
+        if fresh := [tp for tp in new if tp not in self._stalled]:
+            self._consumer.pause(partitions_of(fresh))
+
+    def resume(self, tps: Iterable[TopicPartition]) -> None:
+        """Fetch these partitions again."""
+        back = [tp for tp in tps if tp in self._paused]
+        self._paused.difference_update(back)
+        if fresh := [tp for tp in back if tp in self._owned and tp not in self._stalled]:
+            self._consumer.resume(partitions_of(fresh))

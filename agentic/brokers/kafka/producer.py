@@ -1,0 +1,170 @@
+"""Appending records: one call of librdkafka a record, and one shared callback for what fails.
+
+librdkafka's queue is bounded and refuses when it is full. A caller must not see that, so what
+is refused waits here, in order, and `ready` is where the caller waits for room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import confluent_kafka as ck
+from confluent_kafka import KafkaError, KafkaException
+
+from agentic.brokers.base import Consumer, Headers, Position, TopicPartition
+from agentic.brokers.kafka import config
+from agentic.brokers.kafka.config import Config
+from agentic.brokers.kafka.errors import FENCED, FORBIDDEN, TOO_LARGE, UNAVAILABLE, UNKNOWN_TOPIC, cause, translate
+from agentic.brokers.kafka.offloop import off_loop
+from agentic.errors import BrokerError, BrokerUnavailable, DeliveryFailed
+
+#: `ready` waits while more records than this are on their way. At full speed some 20,000 are;
+#: each costs about 200 bytes beside its own.
+READY_BELOW = 50_000
+#: Seconds between two looks while `ready` waits.
+LOOK = 0.002
+#: Seconds of one blocking flush: so long a closing producer may go on.
+SLICE = 0.1
+#: Seconds a close waits for what is under way.
+CLOSE = 5.0
+
+Record = tuple[str, bytes | None, bytes | None, int, None, None, int, Any]
+
+
+class KafkaProducer:
+    """See `agentic.brokers.base.Producer`.
+
+    A timestamp of 0 is sent as 1: librdkafka takes 0 for "now".
+    """
+
+    def __init__(self, settings: Config, address: str, error_cb: Any) -> None:
+        self._address = address
+        self._settings = {**settings, "error_cb": error_cb, "on_delivery": self._on_delivery}
+        self._loop = asyncio.get_running_loop()
+        #: Records that librdkafka has not taken yet. While there are any, later ones queue behind them.
+        self._overflow: deque[Record] = deque()
+        self._refused: BrokerError | None = None
+        self._purging = False
+        self._closed = False
+        self._producer: Any = None
+        self._make()
+
+    def _make(self) -> None:
+        try:
+            self._producer = ck.Producer(self._settings)
+        except (KafkaException, ValueError, TypeError) as problem:
+            raise config.refused(problem, self._address) from problem
+        self._produce = self._producer.produce
+
+    def send(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        timestamp: int,
+        headers: Headers | None = None,
+        partition: int = -1,
+    ) -> None:
+        if self._overflow:
+            pairs = list(headers) if headers else None
+            self._overflow.append((topic, value, key, partition, None, None, timestamp or 1, pairs))
+            return
+        try:
+            if headers:
+                self._produce(topic, value, key, partition, None, None, timestamp or 1, list(headers))
+            else:
+                self._produce(topic, value, key, partition, None, None, timestamp or 1)
+        except BufferError:
+            pairs = list(headers) if headers else None
+            self._overflow.append((topic, value, key, partition, None, None, timestamp or 1, pairs))
+        except KafkaException as problem:
+            raise _refusal(cause(problem), topic, partition) from problem
+
+    @property
+    def backlog(self) -> int:
+        return len(self._producer) + len(self._overflow)
+
+    async def ready(self) -> None:
+        self._producer.poll(0)
+        while self._overflow or len(self._producer) > READY_BELOW:
+            self._drain()
+            if not self._overflow and len(self._producer) <= READY_BELOW:
+                return
+            await asyncio.sleep(LOOK)
+            self._producer.poll(0)
+
+    def _drain(self) -> None:
+        """Give librdkafka what waits here, as much as it takes."""
+        overflow = self._overflow
+        while overflow:
+            record = overflow[0]
+            try:
+                self._produce(*record)
+            except BufferError:
+                return
+            except KafkaException as problem:
+                self._refused = self._refused or _refusal(cause(problem), record[0], record[3])
+            overflow.popleft()
+
+    async def flush(self) -> None:
+        await self._flush()
+        self._raise_refused()
+
+    async def _flush(self) -> None:
+        await self._drained()
+        while len(self._producer):
+            await off_loop(self._producer.flush, SLICE)
+        self._producer.poll(0)
+
+    async def _drained(self) -> None:
+        while self._overflow:
+            self._producer.poll(0)
+            self._drain()
+            if self._overflow:
+                await asyncio.sleep(LOOK)
+
+    def _raise_refused(self) -> None:
+        if self._refused is not None:
+            refused, self._refused = self._refused, None
+            raise refused
+
+    def _on_delivery(self, error: Any, message: Any) -> None:
+        # May run in the thread of a flush. It must let nothing out: see member.py.
+        if self._purging or error is None or self._refused is not None:
+            return
+        self._refused = _refusal(error, message.topic(), message.partition())
+
+    async def commit_transaction(self, positions: Mapping[TopicPartition, Position], consumer: Consumer) -> None:
+        raise BrokerError("this producer has no transactional id: use delivery='exactly_once', or flush and commit")
+
+    async def abort_transaction(self) -> None:
+        raise BrokerError("this producer has no transactional id: use delivery='exactly_once'")
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._flush(), CLOSE)
+        self._purging = True
+        self._overflow.clear()
+        self._producer.purge()
+        # With a broker away its close can take long; it goes on in a thread of its own.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(off_loop(self._producer.close), CLOSE)
+
+
+def _refusal(error: KafkaError, topic: str, partition: int | None) -> BrokerError:
+    """Return the error for a record that was not written."""
+    where = f"topic {topic!r}" + (f", partition {partition}" if partition is not None and partition >= 0 else "")
+    code = error.code()
+    if code in TOO_LARGE | UNKNOWN_TOPIC | FORBIDDEN | FENCED:
+        return translate(error, f"send to {where}")
+    kind: type[BrokerError] = BrokerUnavailable if code in UNAVAILABLE else DeliveryFailed
+    return kind(
+        f"send to {where}: not written: {error.str()} ({error.name()}); what was not acknowledged is to be sent again"
+    )

@@ -1,0 +1,226 @@
+"""Transactions: records and positions become visible together, or neither does.
+
+What to do with an error is librdkafka's to say, in this order: *fatal* ends the producer,
+*requires abort* ends the transaction, *retriable* asks for the same call again (never for an
+abort after a commit that timed out: it may have been done). A fatal commit answers later
+calls with retriable conflicts for ever, so fatal is looked at first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import confluent_kafka as ck
+from confluent_kafka import KafkaError, KafkaException
+
+from agentic.brokers.base import Consumer, Headers, Position, TopicPartition
+from agentic.brokers.kafka.config import Config
+from agentic.brokers.kafka.consumer import KafkaConsumer, check_metadata
+from agentic.brokers.kafka.errors import FENCED, cause
+from agentic.brokers.kafka.offloop import off_loop
+from agentic.brokers.kafka.producer import KafkaProducer
+from agentic.errors import BrokerError, BrokerUnavailable, Fenced, TransactionAborted
+
+#: Seconds of one blocking transactional call: afterwards it is called again.
+CALL = 5.0
+#: Seconds between two tries of the same call.
+AGAIN = 0.05
+
+
+class _Abort(Exception):
+    """The transaction can only be aborted."""
+
+
+class _Dead(Exception):
+    """The producer can do nothing more."""
+
+
+class TransactionalProducer(KafkaProducer):
+    """A `KafkaProducer` in transactions.
+
+    The producer's id is fetched at the first `ready`, `flush` or commit, which fences any former
+    holder of the transactional id; what is sent before waits.
+    """
+
+    def __init__(self, settings: Config, address: str, error_cb: Any) -> None:
+        self._id = settings["transactional.id"]
+        self._patience = int(settings["transaction.timeout.ms"]) / 1_000
+        self._initialised = False
+        self._open = False
+        self._fenced = False
+        self._about = f"transactional id {self._id!r}"
+        super().__init__(settings, address, error_cb)
+
+    def send(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        timestamp: int,
+        headers: Headers | None = None,
+        partition: int = -1,
+    ) -> None:
+        if not self._open:
+            if not self._initialised or self._overflow:
+                pairs = list(headers) if headers else None
+                self._overflow.append((topic, value, key, partition, None, None, timestamp or 1, pairs))
+                return
+            self._begin()
+        super().send(topic, key, value, timestamp, headers, partition)
+
+    def _begin(self) -> None:
+        try:
+            self._producer.begin_transaction()
+        except KafkaException as problem:
+            raise self._error(cause(problem), "begin") from problem
+        self._open = True
+
+    async def ready(self) -> None:
+        await self._prepare()
+        await super().ready()
+
+    async def _flush(self) -> None:
+        await self._prepare()
+        await super()._flush()
+
+    async def _prepare(self) -> None:
+        """Have a producer id, and a transaction if something waits for one."""
+        if self._fenced:
+            raise Fenced(f"{self._about}: another producer has it; this one is dead: restart the worker")
+        if not self._initialised:
+            await off_loop(self._init)
+            self._initialised = True
+        if self._overflow and not self._open:
+            self._begin()
+
+    def _init(self) -> None:
+        try:
+            self._insist(self._producer.init_transactions, "init", 2 * self._patience)
+        except (_Abort, _Dead) as problem:
+            raise BrokerError(f"{self._about}: init: {problem}; check the ACLs of this user") from problem
+
+    def _insist(self, call: Callable[..., object], name: str, patience: float, *args: object) -> None:
+        """Call until it is done, as librdkafka asks for it; runs off the loop.
+
+        Raises:
+            _Abort, _Dead, Fenced, BrokerUnavailable: see the module's docstring.
+        """
+        until = time.monotonic() + patience
+        while True:
+            try:
+                call(*args, CALL)
+                return
+            except KafkaException as problem:
+                error = cause(problem)
+                if error.fatal() or error.code() in FENCED:
+                    if error.code() in FENCED and not error.txn_requires_abort():
+                        raise self._error(error, name) from problem
+                    if error.fatal():
+                        raise _Dead(error.str()) from problem
+                if error.txn_requires_abort():
+                    raise _Abort(error.str()) from problem
+                if not error.retriable():
+                    raise _Dead(error.str()) from problem
+                if time.monotonic() > until:
+                    raise BrokerUnavailable(
+                        f"{self._about}: {name}: not done within {patience:.0f} s: {error.str()};"
+                        " whether it was, the committed positions tell"
+                    ) from problem
+                time.sleep(AGAIN)
+
+    def _error(self, error: KafkaError, name: str) -> BrokerError:
+        if error.code() in FENCED:
+            self._fenced = True
+            return Fenced(
+                f"{self._about}: {name}: another producer has it ({error.str()});"
+                " give each worker an id of its own, or stop the other one"
+            )
+        return BrokerError(f"{self._about}: {name}: {error.str()} ({error.name()})")
+
+    async def commit_transaction(self, positions: Mapping[TopicPartition, Position], consumer: Consumer) -> None:
+        if not self._open and not self._overflow and not positions:
+            return
+        check_metadata(positions)
+        await self._prepare()
+        if not self._open:
+            self._begin()
+        # What can never be written must not be tried again with the next transaction: it is raised as it is.
+        await self._flush()
+        if self._refused is not None and not isinstance(self._refused, BrokerUnavailable | Fenced):
+            refused, self._refused = self._refused, None
+            await self.abort_transaction()
+            raise refused
+        metadata = None
+        if positions:
+            assert isinstance(consumer, KafkaConsumer)
+            try:
+                metadata = await consumer.group_metadata()
+            except BrokerError as problem:
+                await self.abort_transaction()
+                raise TransactionAborted(f"{self._about}: {problem}") from problem
+        offsets = [ck.TopicPartition(tp.topic, tp.partition, at.offset, at.metadata) for tp, at in positions.items()]
+        await self._settle(off_loop(self._commit, offsets, metadata), "commit")
+
+    def _commit(self, offsets: list[Any], metadata: Any) -> None:
+        if offsets:
+
+            def send_offsets(timeout: float) -> None:
+                self._producer.send_offsets_to_transaction(offsets, metadata, timeout)
+
+            self._insist(send_offsets, "positions", self._patience)
+        self._insist(self._producer.commit_transaction, "commit", self._patience)
+
+    async def _settle(self, work: Any, name: str) -> None:
+        try:
+            await work
+        except _Abort as problem:
+            await self.abort_transaction()
+            raise TransactionAborted(f"{self._about}: {name}: undone: {problem}") from problem
+        except _Dead as problem:
+            await self._renew()
+            raise TransactionAborted(f"{self._about}: {name}: undone with its producer: {problem}") from problem
+        except (BrokerUnavailable, Fenced):
+            self._open = False
+            raise
+        self._open = False
+        self._refused = None
+
+    async def abort_transaction(self) -> None:
+        self._overflow.clear()
+        if not self._open:
+            return
+        self._purging = True
+        try:
+            await off_loop(self._insist, self._producer.abort_transaction, "abort", self._patience)
+            self._producer.poll(0)
+        except (_Abort, _Dead):
+            await self._renew()
+        finally:
+            self._purging = False
+            self._open = False
+            self._refused = None
+
+    async def _renew(self) -> None:
+        """Replace a producer that can do nothing more; the new one's init undoes what the old one left open."""
+        old, self._open, self._initialised, self._refused = self._producer, False, False, None
+        self._overflow.clear()
+        self._purging = True
+        old.purge()
+        old.poll(0)
+        self._purging = False
+        self._make()
+        await off_loop(old.close)
+        await self._prepare()
+
+    async def close(self) -> None:
+        if not self._closed and self._open and not self._fenced:
+            self._purging = True
+            try:
+                await self.abort_transaction()
+            except BrokerError:
+                self._open = False  # the broker undoes it when transaction.timeout.ms is over
+        self._closed = True
+        self._producer.purge()
+        await off_loop(self._producer.close)
