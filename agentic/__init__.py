@@ -1,3 +1,32 @@
 """agentic: stateful stream processing in Python. This is the list of its public names."""
 
+from agentic.app import App
+from agentic.errors import (
+    AgenticError,
+    BrokerError,
+    BrokerUnavailable,
+    CodecError,
+    ConfigurationError,
+    CoPartitionError,
+)
+from agentic.settings import Settings
+from agentic.stream import Event, Reply, Stream
+from agentic.topic import Topic
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "AgenticError",
+    "App",
+    "BrokerError",
+    "BrokerUnavailable",
+    "CoPartitionError",
+    "CodecError",
+    "ConfigurationError",
+    "Event",
+    "Reply",
+    "Settings",
+    "Stream",
+    "Topic",
+    "__version__",
+]

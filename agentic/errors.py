@@ -65,3 +65,15 @@ class Fenced(BrokerError):
 
 class TransactionAborted(BrokerError):
     """The transaction was undone whole, its records and its offsets; the work must be read again."""
+
+
+class AgentFailed(AgenticError):
+    """An agent raised, or ended before its stream did. Nothing is committed past the event."""
+
+
+class DecodeFailed(CodecError):
+    """A record of a source can't be decoded, and the policy is to stop. Nothing is committed past it."""
+
+
+class TaskFailed(AgenticError):
+    """A coroutine declared by ``@app.task``, or the app's lifespan, raised."""

@@ -1,0 +1,78 @@
+"""Agents as an app declares them. A declaration only records; the worker runs it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from agentic.errors import ConfigurationError
+from agentic.topic import Source, Topic
+
+
+class Agent:
+    """An async function over a stream of events, and what it reads and feeds.
+
+    Attributes:
+        name: unique in the app; names it in logs, errors and metrics.
+        fn: the function; it takes the stream.
+        sources: what it reads.
+        to: the topic that its yields go to, None without.
+        yields: whether the function is an async generator.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], sources: Sequence[Source[Any, Any]], *, to: Topic[Any, Any] | None, name: str
+    ) -> None:
+        self.name = name
+        self.fn = fn
+        self.sources = tuple(sources)
+        self.to = to
+        self.yields = inspect.isasyncgenfunction(fn)
+        self.__doc__ = fn.__doc__
+
+    @classmethod
+    def declare(
+        cls, fn: Callable[..., Any], sources: Sequence[Source[Any, Any]], *, to: Topic[Any, Any] | None, name: str | None
+    ) -> Agent:
+        """Check the shape of a declaration and record it.
+
+        Raises:
+            ConfigurationError: `fn` is no async function of one argument, there is no source,
+                a source or `to` is none, or one topic is given twice.
+        """
+        name = name or getattr(fn, "__name__", repr(fn))
+        if not (inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn)):
+            raise ConfigurationError(f"agent {name!r}: write it as async def {name}(stream)")
+        try:
+            inspect.signature(fn).bind(object())
+        except TypeError:
+            raise ConfigurationError(f"agent {name!r}: it must take one argument, the stream") from None
+        if not sources:
+            raise ConfigurationError(f"agent {name!r}: it reads nothing; write @app.agent(topic)")
+        for source in sources:
+            if not isinstance(source, Source):
+                raise ConfigurationError(
+                    f"agent {name!r}: it can't read {source!r}; give a topic made by app.topic(…), or topic.filter(…)"
+                )
+        if to is not None and not isinstance(to, Topic):
+            raise ConfigurationError(f"agent {name!r}: to={to!r} is no topic; make one by app.topic(…)")
+        topics = [source.topic.name for source in sources]
+        if twice := next((topic for topic in topics if topics.count(topic) > 1), None):
+            raise ConfigurationError(f"agent {name!r}: topic {twice!r} is given twice; make one filter() of the two")
+        return cls(fn, sources, to=to, name=name)
+
+    @property
+    def topics(self) -> tuple[Topic[Any, Any], ...]:
+        """The topics that it reads."""
+        return tuple(source.topic for source in self.sources)
+
+    def check(self) -> None:
+        """Raise `ConfigurationError` where the agent yields and has nowhere to."""
+        if self.yields and self.to is None:
+            raise ConfigurationError(
+                f"agent {self.name!r} yields, and has no topic to yield to: write @app.agent(…, to=topic)"
+            )
+
+    def __repr__(self) -> str:
+        return f"<Agent {self.name}>"

@@ -1,0 +1,251 @@
+"""The app: what a user's module declares, and all that a worker needs to know of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import datetime
+from typing import Any, TypeVar
+
+from agentic import settings as _settings
+from agentic.agent import Agent
+from agentic.codecs import Codec
+from agentic.errors import ConfigurationError
+from agentic.metrics import Metrics
+from agentic.settings import Settings
+from agentic.topic import Home, Source, Topic, nearest
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Command:
+    """A command of the user's own: ``agentic -A app NAME``.
+
+    Attributes:
+        name: on the command line.
+        fn: plain or async.
+        params: click parameters, for the command line to attach.
+        help: its first words in ``--help``.
+    """
+
+    def __init__(self, name: str, fn: Callable[..., Any], params: Sequence[Any]) -> None:
+        self.name = name
+        self.fn = fn
+        self.params = tuple(params)
+        self.help = inspect.getdoc(fn) or ""
+
+
+class App:
+    """A stream processing application.
+
+    Args:
+        name: names the consumer group and the app's own topics.
+        dead_letter: a topic, or its name, for records that are given up.
+        settings: see `agentic.settings.Settings`; each is also ``AGENTIC_<NAME>`` in the
+            environment, which wins over what stands here.
+
+    Raises:
+        ConfigurationError: an unknown setting, or a value that can't be.
+
+    Declaring does no I/O and needs no event loop: a module with an app may be imported anywhere.
+    """
+
+    def __init__(self, name: str, *, dead_letter: Topic[Any, Any] | str | None = None, **settings: Any) -> None:
+        self._given: dict[str, object] = {"name": name, **settings}
+        if dead_letter is not None:
+            self._given["dead_letter"] = dead_letter.name if isinstance(dead_letter, Topic) else dead_letter
+        self.settings: Settings = _settings.resolve(self._given)
+        self.metrics = Metrics()
+        self.topics: dict[str, Topic[Any, Any]] = {}
+        self.agents: dict[str, Agent] = {}
+        self.commands: dict[str, Command] = {}
+        self.tasks: list[Callable[[], Awaitable[None]]] = []
+        self.home = Home()
+        self._lifespan: Callable[[], AbstractAsyncContextManager[None]] | None = None
+
+    @property
+    def name(self) -> str:
+        """The app's name, and its consumer group's."""
+        return self.settings.name
+
+    def configure(self, **override: Any) -> None:
+        """Override settings, as the command line does; strings are read as in the environment.
+
+        Raises:
+            ConfigurationError: an unknown setting, or a value that can't be.
+        """
+        self.settings = _settings.resolve(self._given, override=override)
+
+    def topic(
+        self,
+        name: str,
+        *,
+        key: Any = None,
+        value: Any = None,
+        partitions: int | None = None,
+        timestamp: Callable[[Any], int | datetime] | None = None,
+        codec: Codec[Any] | None = None,
+        internal: bool = False,
+        config: Mapping[str, str] | None = None,
+    ) -> Topic[Any, Any]:
+        """Declare a topic.
+
+        Args:
+            name: the broker's name for it; an internal topic gets the app's name in front.
+            key: type of the keys; by default the bytes as they are.
+            value: type of the values; by default whatever the JSON says. bytes and str are taken
+                as they are; dict, list, numbers, dataclasses, TypedDicts, attrs classes, msgspec
+                Structs and pydantic models as JSON.
+            partitions: how many, where it has to be made.
+            timestamp: gives an event's time from its value, in place of the record's own.
+            codec: an object with ``decode(bytes)`` and ``encode(value)``, in place of `value`.
+            internal: the app's own topic, made for it on any broker.
+            config: further properties where it has to be made on Kafka, by their Kafka names.
+
+        Raises:
+            ConfigurationError: a name or number that can't be, a type that no codec takes, or a
+                topic that is declared already.
+        """
+        full = f"{self.name}-{name}" if internal else name
+        if full in self.topics:
+            raise ConfigurationError(f"topic {full!r} is declared twice; keep the first in a variable and use that")
+        topic: Topic[Any, Any] = Topic(
+            self.home,
+            full,
+            key=key,
+            value=value,
+            partitions=partitions,
+            timestamp=timestamp,
+            codec=codec,
+            internal=internal,
+            config=config,
+        )
+        self.topics[full] = topic
+        return topic
+
+    def agent(
+        self, *sources: Source[Any, Any], to: Topic[Any, Any] | None = None, name: str | None = None
+    ) -> Callable[[Callable[..., Any]], Agent]:
+        """Declare an agent: ``async def fn(stream)`` over the events of `sources`.
+
+        Args:
+            sources: topics, or parts of topics (`Topic.filter`). Events of several sources come
+                by their timestamps, the smallest first, as far as they are there.
+            to: where the agent's yields go. Without it, it may not yield.
+            name: by default the function's.
+
+        Raises:
+            ConfigurationError: not an async function of one argument, no source, or a name that
+                another agent has.
+        """
+
+        def declare(fn: Callable[..., Any]) -> Agent:
+            agent = Agent.declare(fn, sources, to=to, name=name)
+            if agent.name in self.agents:
+                raise ConfigurationError(f"agent {agent.name!r} is declared twice; give one of them a name=")
+            self.agents[agent.name] = agent
+            return agent
+
+        if len(sources) == 1 and inspect.isfunction(sources[0]):
+            raise ConfigurationError(f"agent {sources[0].__name__!r}: say what it reads: @app.agent(topic)")
+        return declare
+
+    def task(self, fn: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        """Declare a coroutine function that runs while the worker does; when it raises, the worker stops.
+
+        Raises:
+            ConfigurationError: it is no async function.
+        """
+        if not inspect.iscoroutinefunction(fn):
+            raise ConfigurationError(f"task {getattr(fn, '__name__', fn)!r}: write it as async def")
+        self.tasks.append(fn)
+        return fn
+
+    def lifespan(self, fn: Callable[[], AsyncIterator[None]]) -> Callable[[], AsyncIterator[None]]:
+        """Declare what surrounds a worker's work: an async generator function with one ``yield``.
+
+        What stands before the yield runs before the first event; what follows, after the last.
+
+        Raises:
+            ConfigurationError: it is no async generator function, or there is one already.
+        """
+        if not inspect.isasyncgenfunction(fn):
+            raise ConfigurationError("lifespan: write it as async def with one yield")
+        if self._lifespan is not None:
+            raise ConfigurationError("lifespan: there is one already; put both into one function")
+        self._lifespan = asynccontextmanager(fn)
+        return fn
+
+    @asynccontextmanager
+    async def surrounded(self) -> AsyncIterator[None]:
+        """Enter and leave the app's lifespan, if it has one."""
+        if self._lifespan is None:
+            yield
+        else:
+            async with self._lifespan():
+                yield
+
+    def command(self, *params: Any, name: str | None = None) -> Callable[[F], F]:
+        """Declare a command: a plain or async function, called by ``agentic -A app NAME``.
+
+        Inside an async one, `Topic.send` works.
+
+        Args:
+            params: click options and arguments, as ``click.Option(["--day"])``; or decorate the
+                function with ``@click.option(…)`` below this.
+            name: by default the function's, with dashes.
+
+        Raises:
+            ConfigurationError: the name is taken.
+        """
+
+        def declare(fn: F) -> F:
+            called = name or fn.__name__.replace("_", "-")
+            if called in self.commands:
+                raise ConfigurationError(f"command {called!r} is declared twice; give one of them a name=")
+            self.commands[called] = Command(called, fn, params)
+            return fn
+
+        return declare
+
+    def sources(self) -> list[Topic[Any, Any]]:
+        """The topics that agents read, in the order of declaration."""
+        read = {topic.name for agent in self.agents.values() for topic in agent.topics}
+        return [topic for topic in self.topics.values() if topic.name in read]
+
+    def sinks(self) -> list[Topic[Any, Any]]:
+        """The topics that agents yield to, and a declared dead letter topic, in the order of declaration."""
+        fed = {agent.to.name for agent in self.agents.values() if agent.to is not None}
+        fed.add(self.settings.dead_letter or "")
+        return [topic for topic in self.topics.values() if topic.name in fed]
+
+    def find_topic(self, name: str) -> Topic[Any, Any]:
+        """Return the declared topic of this name; `ConfigurationError` names the nearest for another."""
+        try:
+            return self.topics[name]
+        except KeyError:
+            raise ConfigurationError(
+                f"app {self.name!r} declares no topic {name!r}; {nearest(name, list(self.topics))}"
+            ) from None
+
+    def check(self) -> None:
+        """Raise `ConfigurationError` for what can be seen to be wrong before any I/O."""
+        for agent in self.agents.values():
+            agent.check()
+            for topic in (*agent.topics, *([agent.to] if agent.to else [])):
+                if self.topics.get(topic.name) is not topic:
+                    raise ConfigurationError(f"agent {agent.name!r}: {topic!r} belongs to another app")
+
+    def run(self) -> int:
+        """Run a worker in this process until a signal stops it; return its exit code.
+
+        For scripts; ``agentic worker`` does the same and more.
+        """
+        from importlib import import_module
+
+        run_worker: Callable[[App], int] = import_module("agentic.runtime").run_worker
+        return run_worker(self)
+
+    def __repr__(self) -> str:
+        return f"<App {self.name}>"

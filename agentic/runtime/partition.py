@@ -1,0 +1,190 @@
+"""One source partition of a task: from a broker's batch to decoded events, in one place.
+
+A record that can't be decoded meets the declared policy here: it stops the worker once all
+before it is done, is skipped and counted, or goes to the dead letter topic with the story of
+where it came from; never silently.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from typing import Any
+
+from agentic import codecs
+from agentic.brokers.base import Batch, Headers, LazyHeaders, Position, TopicPartition
+from agentic.core.ledger import OffsetLedger
+from agentic.core.times import timestamp_ms
+from agentic.errors import CodecError, DecodeFailed
+from agentic.metrics import Metrics
+from agentic.runtime.outbox import Outbox
+from agentic.settings import Settings
+from agentic.stream import Event
+from agentic.topic import Topic
+
+log = logging.getLogger("agentic.worker")
+
+Column = Sequence[bytes | None]
+
+
+class SourcePartition:
+    """A partition that this worker owns, as the source of one task's events.
+
+    Attributes:
+        buffer: decoded events that no agent has yet, in offset order.
+        ledger: which offsets are unfinished.
+        retire: the ledger's, for the hot path.
+        end: the partition's end offset as last heard, None when unknown.
+        first: the first offset that was delivered, None before.
+        poison: set when a record stops the worker, once all before it is done.
+    """
+
+    def __init__(
+        self,
+        topic: Topic[Any, Any],
+        tp: TopicPartition,
+        committed: Position | None,
+        *,
+        shares: int,
+        settings: Settings,
+        outbox: Outbox,
+        metrics: Metrics,
+    ) -> None:
+        self.topic = topic
+        self.tp = tp
+        self.partition = tp.partition
+        offset, metadata = (None, "") if committed is None else committed
+        self.ledger = OffsetLedger(offset, metadata, shares=shares)
+        self.retire: Callable[[int], bool] = self.ledger.retire
+        self.buffer: deque[Event] = deque()
+        self.end: int | None = None
+        self.first: int | None = None
+        self.poison: DecodeFailed | None = None
+        self._settings = settings
+        self._outbox = outbox
+        self._metrics = metrics
+        self._events_in = metrics.counter("events_in", topic=tp.topic, partition=tp.partition)
+        # The key codec of a topic that declares none hands the bytes through: then there is nothing to do.
+        self._decode_key = topic.key.decode if topic.key_declared else None
+
+    @property
+    def caught_up(self) -> bool:
+        """Is the end known, and has the reader come to it?"""
+        position = self.ledger.position
+        return self.end is not None and position is not None and position >= self.end
+
+    def add(self, batch: Batch) -> None:
+        """Take a batch over: register its offsets, decode it, and append the events to the buffer."""
+        if self.poison is not None:
+            return
+        self.end = batch.end
+        offsets = batch.offsets
+        if self.first is None:
+            self.first = offsets[0] if offsets else batch.position
+        wanted = self.ledger.deliver(offsets, batch.position)
+        if not offsets:
+            return
+        timestamps, keys, values, headers = batch.timestamps, batch.keys, batch.values, batch.headers
+        if wanted is not offsets:
+            self.ledger.time(offsets, timestamps)
+            chosen = set(wanted)
+            at = [i for i, offset in enumerate(offsets) if offset in chosen]
+            timestamps = [timestamps[i] for i in at]
+            keys = [keys[i] for i in at]
+            values = [values[i] for i in at]
+            headers = [headers[i] for i in at]
+        try:
+            decoded = _column(self.topic.value.decode, values)
+            decoded_keys = keys if self._decode_key is None else _column(self._decode_key, keys)
+            if self.topic.timestamp is not None:
+                timestamps = [self._event_time(value, timestamp) for value, timestamp in zip(decoded, timestamps)]
+            events = list(
+                map(Event, decoded_keys, decoded, timestamps, wanted, repeat(self), keys, headers)
+            )
+        except Exception:  # noqa: BLE001 - which record it was, and what the policy says, is found one by one
+            events = self._one_by_one(wanted, timestamps, keys, values, headers)
+            timestamps = [event.timestamp for event in events]
+            wanted = [event.offset for event in events]
+        self.ledger.time(wanted, timestamps)
+        self._events_in.add(len(events))
+        self.buffer.extend(events)
+
+    def _event_time(self, value: Any, timestamp: int) -> int:
+        if value is None or self.topic.timestamp is None:
+            return timestamp  # a tombstone has no value to ask
+        return timestamp_ms(self.topic.timestamp(value))
+
+    def _one_by_one(
+        self,
+        offsets: Sequence[int],
+        timestamps: Sequence[int],
+        keys: Column,
+        values: Column,
+        headers: Sequence[Headers | LazyHeaders | None],
+    ) -> list[Event]:
+        events = []
+        for offset, timestamp, raw_key, raw_value, raw_headers in zip(offsets, timestamps, keys, values, headers):
+            event = Event(None, None, timestamp, offset, self, raw_key, raw_headers)
+            try:
+                event.key = self._decoded("key", raw_key)
+                event.value = self._decoded("value", raw_value)
+                event.timestamp = self._event_time(event.value, timestamp)
+            except Exception as error:  # noqa: BLE001 - a user's timestamp function may raise anything
+                if not self._give_up(event, raw_value, error):
+                    break
+            else:
+                events.append(event)
+        return events
+
+    def _decoded(self, part: str, data: bytes | None) -> Any:
+        if data is None:
+            return None
+        codec = self.topic.key if part == "key" else self.topic.value
+        try:
+            return codec.decode(data)
+        except ValueError as error:
+            raise CodecError(f"{part}: {codecs.explain(codec, data, error)}") from error
+
+    def _give_up(self, event: Event, raw_value: bytes | None, error: Exception) -> bool:
+        """Apply the policy for a record that can't be decoded; return whether to go on."""
+        reason = str(error) if isinstance(error, CodecError) else f"timestamp function: {type(error).__name__}: {error}"
+        where = f"{self.topic.name}-{self.partition} offset {event.offset}"
+        policy = self._settings.on_decode_error
+        if policy == "stop":
+            self.poison = DecodeFailed(
+                f"{where} (key {event.raw_key!r}): {reason}; "
+                "mend the producer or the declared type, or set on_decode_error to 'skip' or 'dead_letter'"
+            )
+            self.poison.__cause__ = error
+            return False
+        if policy == "dead_letter":
+            self._outbox.send(
+                self._settings.dead_letter,
+                event.raw_key,
+                raw_value,
+                event.timestamp,
+                (*event.headers, *provenance(self.tp, event.offset, reason)),
+            )
+        self.ledger.finish(event.offset)
+        self._metrics.counter("dropped", reason="undecodable").add()
+        log.warning("%s: %s: %s", "dead-lettered" if policy == "dead_letter" else "skipped", where, reason)
+        return True
+
+
+def provenance(tp: TopicPartition, offset: int, reason: str) -> Headers:
+    """Headers that tell where a dead letter came from and why."""
+    return (
+        ("agentic-topic", tp.topic.encode()),
+        ("agentic-partition", str(tp.partition).encode()),
+        ("agentic-offset", str(offset).encode()),
+        ("agentic-error", reason.encode()),
+    )
+
+
+def _column(decode: Callable[[bytes], Any], column: Column) -> list[Any]:
+    """Decode a column; None stays None."""
+    if None in column:
+        return [None if data is None else decode(data) for data in column]
+    return list(map(decode, column))  # type: ignore[arg-type]

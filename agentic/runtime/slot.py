@@ -1,0 +1,306 @@
+"""One running instance of an agent: the stream it reads, the event it works on, its effects.
+
+The rules that it keeps: an event's effects are only noted while the agent works, and are
+applied in program order, in one step, when the agent asks for the next event; that step also
+retires the offset. If the agent raises, the notes are dropped.
+
+This is the hot path. While the inbox holds events, `__anext__` neither awaits nor touches
+the event loop; everything rare sits behind a test that is cheap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from agentic.agent import Agent
+from agentic.core.times import seconds
+from agentic.errors import AgenticError, CodecError
+from agentic.runtime.outbox import Outbox
+from agentic.stream import SAME, Event, HeadersLike, Reply, Stream, current_outlet
+from agentic.topic import Outgoing, Topic
+
+if TYPE_CHECKING:
+    from agentic.runtime.task import Task
+
+T = TypeVar("T")
+
+
+class ApplyFailed(AgenticError):
+    """An effect of a completed event was refused; the worker has to stop, whatever `on_error` says."""
+
+
+class Slot(Stream[T]):
+    """The stream of one agent in one task.
+
+    Args:
+        agent: whose function runs.
+        task: told when the inbox has run empty.
+        outbox: takes the effects.
+
+    Attributes:
+        closing: once set, the stream ends at the next step of the agent.
+        handed: events put into the inbox so far.
+        sent: effects applied so far.
+    """
+
+    __slots__ = ("_also", "_effects", "_event", "_inbox", "_outbox", "_task", "_waiter", "agent", "closing", "handed", "sent")
+
+    def __init__(self, agent: Agent, task: Task, outbox: Outbox) -> None:
+        self.agent = agent
+        self.closing = False
+        self.handed = 0
+        self.sent = 0
+        self._task = task
+        self._outbox = outbox
+        self._inbox: deque[Event] = deque()
+        self._event: Event | None = None
+        #: With `take`: the events that are complete together with the current one.
+        self._also: list[Event] = []
+        self._effects: list[Outgoing] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    # -- what the agent sees ------------------------------------------------------------------
+
+    @property
+    def event(self) -> Event:
+        if self._event is None:
+            raise LookupError(f"agent {self.agent.name!r}: outside of its loop there is no event")
+        return self._event
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        event = self._event
+        if event is not None:
+            if self._effects or self._also:
+                self._complete(event)
+            else:
+                event.origin.retire(event.offset)
+            self._event = None
+        try:
+            event = self._inbox.popleft()
+        except IndexError:
+            event = await self._wait()
+        self._event = event
+        return event.value  # type: ignore[no-any-return]
+
+    def events(self) -> AsyncIterator[Event]:
+        return _Events(self)
+
+    def take(self, n: int, *, within: timedelta | float) -> AsyncIterator[list[T]]:
+        if not isinstance(n, int) or n < 1:
+            raise ValueError(f"take({n!r}): take at least 1 event")
+        return _Take(self, n, seconds(within))
+
+    async def send(
+        self,
+        topic: Topic[Any, Any],
+        key: Any,
+        value: Any,
+        headers: HeadersLike | None,
+        timestamp: int | datetime | None,
+        partition: int | None,
+    ) -> None:
+        """Note a send as an effect of the current event."""
+        event = self.event
+        when = event.timestamp if timestamp is None else timestamp
+        self._effects.append(topic.outgoing(topic.encode_key(key), value, headers, when, partition))
+
+    # -- what the task does -------------------------------------------------------------------
+
+    def put(self, events: Iterable[Event]) -> None:
+        """Hand events over; they are worked on when the agent asks."""
+        before = len(self._inbox)
+        self._inbox.extend(events)
+        self.handed += len(self._inbox) - before
+        self._wake()
+
+    def close(self) -> None:
+        """End the stream: what waits in the inbox is left to the next owner, the current event may finish."""
+        self.closing = True
+        self._inbox.clear()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    @property
+    def pending(self) -> int:
+        """Events handed over and not completed."""
+        return len(self._inbox) + len(self._also) + (self._event is not None)
+
+    def current(self) -> list[Event]:
+        """The events that are being worked on, in order: none, one, or the list of a `take`."""
+        return [*self._also, *([self._event] if self._event is not None else [])]
+
+    def give_up(self) -> None:
+        """Drop the notes of the current events and retire them: they were skipped by rule."""
+        self._effects.clear()
+        for event in self.current():
+            event.origin.retire(event.offset)
+        self._event = None
+        self._also.clear()
+
+    async def run(self) -> None:
+        """Run the agent's function over this stream until it ends."""
+        current_outlet.set(self)
+        if not self.agent.yields:
+            await self.agent.fn(self)
+            return
+        to = self.agent.to
+        assert to is not None, "checked at start"
+        name, encode = to.name, to.value.encode
+        # A sink that declares no key type takes the bytes as they are; so does one with the source's codec.
+        through = {topic.key for topic in self.agent.topics} <= {to.key} or not to.key_declared
+        effects = self._effects
+        async for value in self.agent.fn(self):
+            event = self.event if self._event is None else self._event
+            if through and value is not None and value.__class__ is not Reply:
+                try:
+                    effects.append((name, event.raw_key, encode(value), event.timestamp, None, -1))
+                    continue
+                except (TypeError, ValueError, CodecError):
+                    pass  # said again, in words, by the slow way below
+            effects.append(self._reply(to, event, value))
+
+    def _reply(self, to: Topic[Any, Any], event: Event, value: Any) -> Outgoing:
+        """Return the effect of a yield that is not the plain case, or say what is wrong with it."""
+        reply = value if isinstance(value, Reply) else Reply(value)
+        try:
+            if reply.key is not SAME:
+                key = to.encode_key(reply.key)
+            elif not to.key_declared or event.origin.topic.key is to.key:
+                key = event.raw_key
+            else:
+                key = to.encode_key(event.key)
+            when = event.timestamp if reply.timestamp is None else reply.timestamp
+            return to.outgoing(key, reply.value, reply.headers, when)
+        except (CodecError, TypeError, ValueError) as error:
+            raise type(error)(f"agent {self.agent.name!r} yielded what {to!r} does not take: {error}") from error
+
+    async def another(self, deadline: float) -> Event | None:
+        """Return one more event to be complete together with the current one; None as in `_wait_until`."""
+        event = self._inbox.popleft() if self._inbox else await self._wait_until(deadline)
+        if event is not None:
+            self._also.append(self.event)
+            self._event = event
+        return event
+
+    def abandon(self) -> None:
+        """Let go of the current events without completing them: their next owner does them again."""
+        self._effects.clear()
+        self._also.clear()
+        self._event = None
+
+    # -- completing and waiting ---------------------------------------------------------------
+
+    def _complete(self, event: Event) -> None:
+        """Apply the noted effects and retire the event, with those that were taken with it."""
+        send = self._outbox.send
+        try:
+            for effect in self._effects:
+                send(*effect)
+        except AgenticError as error:
+            raise ApplyFailed(f"agent {self.agent.name!r}, {event!r}: {error}") from error
+        self.sent += len(self._effects)
+        self._effects.clear()
+        event.origin.retire(event.offset)
+        if self._also:
+            for other in self._also:
+                other.origin.retire(other.offset)
+            self._also.clear()
+
+    async def _wait(self) -> Event:
+        """Return the next event once there is one; ends the iteration when the stream is closed."""
+        event = await self._wait_until(None)
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
+    async def _wait_until(self, deadline: float | None) -> Event | None:
+        """Return the next event, or None when the loop's clock reaches `deadline` or the stream is closed."""
+        loop = asyncio.get_running_loop()
+        while not self._inbox:
+            if self.closing or (deadline is not None and loop.time() >= deadline):
+                return None
+            self._waiter = loop.create_future()
+            alarm = None if deadline is None else loop.call_at(deadline, self._wake)
+            self._task.drained(self)
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+                if alarm is not None:
+                    alarm.cancel()
+        return self._inbox.popleft()
+
+
+class FilteringSlot(Slot[T]):
+    """A slot whose agent reads only a part of a topic: what the predicates refuse is complete at once."""
+
+    __slots__ = ("_dropped", "_predicates")
+
+    def __init__(self, agent: Agent, task: Task, outbox: Outbox, dropped: Callable[[], None]) -> None:
+        super().__init__(agent, task, outbox)
+        self._dropped = dropped
+        self._predicates = {source.topic.name: source.predicates for source in agent.sources}
+
+    async def __anext__(self) -> T:
+        while True:
+            value = await super().__anext__()
+            # The event is current while its predicates run: if one raises, it is the one that failed.
+            if self._passes(self.event):
+                return value
+            self._dropped()
+
+    async def another(self, deadline: float) -> Event | None:
+        while (event := await super().another(deadline)) is not None:
+            if self._passes(event):
+                return event
+            self._dropped()
+            self._event = self._also.pop()
+            event.origin.retire(event.offset)
+        return None
+
+    def _passes(self, event: Event) -> bool:
+        return all(predicate(event.value) for predicate in self._predicates[event.topic])
+
+
+class _Events(AsyncIterator[Event]):
+    """The stream's events in place of their values."""
+
+    def __init__(self, slot: Slot[Any]) -> None:
+        self._slot = slot
+
+    async def __anext__(self) -> Event:
+        await self._slot.__anext__()
+        return self._slot.event
+
+
+class _Take(AsyncIterator[list[T]]):
+    """Lists of values whose events are complete together."""
+
+    def __init__(self, slot: Slot[T], n: int, within: float) -> None:
+        self._slot = slot
+        self._n = n
+        self._within = within
+
+    async def __anext__(self) -> list[T]:
+        slot = self._slot
+        values = [await slot.__anext__()]
+        deadline = asyncio.get_running_loop().time() + self._within
+        while len(values) < self._n:
+            more = await slot.another(deadline)
+            if more is None:
+                break
+            values.append(more.value)
+        if slot.closing:
+            slot.abandon()
+            raise StopAsyncIteration
+        return values

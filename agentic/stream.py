@@ -1,0 +1,174 @@
+"""What an agent sees: events, and the stream that brings them.
+
+The classes here say what a stream promises; the worker has the one that does it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextvars import ContextVar
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    from agentic.topic import Topic
+
+T = TypeVar("T")
+
+#: Headers as users give them: a mapping, or pairs where a name may repeat.
+HeadersLike = Mapping[str, bytes | str] | Sequence[tuple[str, bytes | str]]
+
+
+class Origin(Protocol):
+    """Where events come from: one partition of a topic, as the worker keeps it."""
+
+    topic: Topic[Any, Any]
+    partition: int
+    #: One agent has finished the event at this offset; True when it was the last.
+    retire: Callable[[int], bool]
+
+
+class Event(msgspec.Struct, eq=False):
+    """A record as an agent sees it.
+
+    Attributes:
+        key: decoded, None for a null key.
+        value: decoded, None for a tombstone.
+        timestamp: milliseconds since the epoch.
+        offset: its place in its partition.
+    """
+
+    key: Any
+    value: Any
+    timestamp: int
+    offset: int
+    origin: Any
+    raw_key: bytes | None
+    raw_headers: Any
+
+    @property
+    def topic(self) -> str:
+        """The name of the topic that it was read from."""
+        return str(self.origin.topic.name)
+
+    @property
+    def partition(self) -> int:
+        """The number of the partition that it was read from."""
+        return int(self.origin.partition)
+
+    @property
+    def headers(self) -> tuple[tuple[str, bytes], ...]:
+        """Its headers, pairs in their order; a name may repeat."""
+        raw = self.raw_headers
+        if raw is not None and not isinstance(raw, tuple):
+            raw = self.raw_headers = tuple((name, value or b"") for name, value in raw.headers() or ())
+        return raw or ()
+
+    @property
+    def time(self) -> datetime:
+        """The timestamp as an aware datetime in UTC."""
+        from datetime import timezone
+
+        return datetime.fromtimestamp(self.timestamp / 1000, timezone.utc)
+
+    def __repr__(self) -> str:
+        return f"<Event {self.topic}-{self.partition}@{self.offset} key={self.key!r} value={self.value!r}>"
+
+
+class _Same:
+    """Stands for "as the event has it" where None has a meaning of its own."""
+
+    def __repr__(self) -> str:
+        return "SAME"
+
+
+SAME: Final = _Same()
+
+
+class Reply:
+    """Something for an agent to yield where a bare value does not say it all.
+
+    Args:
+        value: what to send; None is a tombstone.
+        key: the record's key; by default the event's, None for a null key.
+        headers: a mapping or pairs; none by default.
+        timestamp: milliseconds or an aware datetime; by default the event's.
+    """
+
+    __slots__ = ("headers", "key", "timestamp", "value")
+
+    def __init__(
+        self,
+        value: Any,
+        *,
+        key: Any = SAME,
+        headers: HeadersLike | None = None,
+        timestamp: int | datetime | None = None,
+    ) -> None:
+        self.value = value
+        self.key = key
+        self.headers = headers
+        self.timestamp = timestamp
+
+    def __repr__(self) -> str:
+        return f"Reply({self.value!r}, key={self.key!r}, timestamp={self.timestamp!r})"
+
+
+class Stream(ABC, Generic[T]):
+    """The events of one task's partitions, one after the other.
+
+    An event is complete when the agent asks for the next one. Only then do its effects
+    (what was yielded or sent meanwhile) leave the worker, all together; if the agent
+    raises instead, none does.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def event(self) -> Event:
+        """The event that is being worked on; within `take`, the last one of the list.
+
+        Raises:
+            LookupError: there is none: the loop has not begun, or it has ended.
+        """
+
+    @abstractmethod
+    def __aiter__(self) -> AsyncIterator[T]: ...
+
+    @abstractmethod
+    def events(self) -> AsyncIterator[Event]:
+        """Iterate over events in place of their values."""
+
+    @abstractmethod
+    def take(self, n: int, *, within: timedelta | float) -> AsyncIterator[list[T]]:
+        """Iterate over lists of values: `n` each, or as many as came `within` that time of the first.
+
+        All events of a list are complete together, when the next list is asked for. What is
+        yielded for a list carries the key and timestamp of its last event.
+
+        Args:
+            n: at least 1.
+            within: a timedelta, or seconds.
+        """
+
+
+class Outlet(Protocol):
+    """Takes what `Topic.send` is given: the current event's effects, or the worker's own producer."""
+
+    async def send(
+        self,
+        topic: Topic[Any, Any],
+        key: Any,
+        value: Any,
+        headers: HeadersLike | None,
+        timestamp: int | datetime | None,
+        partition: int | None,
+    ) -> None: ...
+
+
+#: The outlet of the code that runs: an agent's stream, or the app's own producer outside of agents.
+current_outlet: ContextVar[Outlet] = ContextVar("agentic_outlet")

@@ -1,0 +1,219 @@
+"""Topics as an app declares them, and what agents can read: a topic, or a part of one."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+from agentic import codecs
+from agentic.brokers.base import Headers, TopicSpec
+from agentic.codecs import Codec
+from agentic.core.times import timestamp_ms
+from agentic.errors import ConfigurationError
+from agentic.settings import Settings
+from agentic.stream import HeadersLike, Outlet, current_outlet
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+#: A record on its way out: topic, key, value, timestamp, headers, partition (-1: by its key).
+Outgoing = tuple[str, bytes | None, bytes | None, int, Headers | None, int]
+
+
+class Home:
+    """What the topics of one app share: who sends for them outside of agents, while a worker runs."""
+
+    def __init__(self) -> None:
+        self.outlet: Outlet | None = None
+
+
+class Source(Generic[K, V]):
+    """What an agent reads."""
+
+    @property
+    def topic(self) -> Topic[K, V]:
+        """The topic that the records come from."""
+        raise NotImplementedError
+
+    @property
+    def predicates(self) -> tuple[Callable[[V], object], ...]:
+        """What a value must satisfy, all of them, to reach the agent."""
+        return ()
+
+    def filter(self, fn: Callable[[V], object]) -> Source[K, V]:
+        """Return a source with only the events whose value `fn` finds true.
+
+        The others are complete at once, and counted as dropped for reason ``filtered``.
+        """
+        return Filtered(self, fn)
+
+
+class Filtered(Source[K, V]):
+    """A source less the events that a predicate refuses."""
+
+    def __init__(self, source: Source[K, V], fn: Callable[[V], object]) -> None:
+        if not callable(fn):
+            raise ConfigurationError(f"topic {source.topic.name!r}: filter() takes a function of the value, not {fn!r}")
+        self._source = source
+        self._fn = fn
+
+    @property
+    def topic(self) -> Topic[K, V]:
+        return self._source.topic
+
+    @property
+    def predicates(self) -> tuple[Callable[[V], object], ...]:
+        return (*self._source.predicates, self._fn)
+
+
+class Topic(Source[K, V]):
+    """A topic with the types of its keys and values. Made by `App.topic`; does no I/O.
+
+    Attributes:
+        name: as the broker has it.
+        key, value: the codecs.
+        partitions: how many it has when it is made; None: the app's ``topic_partitions``.
+        internal: it is the app's own and made for it, on any broker.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        name: str,
+        *,
+        key: Any = None,
+        value: Any = None,
+        partitions: int | None = None,
+        timestamp: Callable[[V], int | datetime] | None = None,
+        codec: Codec[V] | None = None,
+        internal: bool = False,
+        config: Mapping[str, str] | None = None,
+    ) -> None:
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):
+            raise ConfigurationError(
+                f"topic name {name!r}: use 1 to 249 of the characters A-Z a-z 0-9 . _ -, and not . or .. alone"
+            )
+        if partitions is not None and (not isinstance(partitions, int) or partitions < 1):
+            raise ConfigurationError(f"topic {name!r}: partitions must be at least 1, not {partitions!r}")
+        if codec is not None and value is not None:
+            raise ConfigurationError(f"topic {name!r}: value= and codec= exclude each other; a codec knows its type")
+        self._home = home
+        self.name = name
+        self.key: Codec[Any] = codecs.key_codec(key)
+        self.value: Codec[Any] = codecs.value_codec(codec if codec is not None else value)
+        #: Keys of a topic that says nothing of them pass through as the bytes that they are.
+        self.key_declared = key is not None
+        self.partitions = partitions
+        self.timestamp = timestamp
+        self.internal = internal
+        self.config = dict(config or {})
+
+    @property
+    def topic(self) -> Topic[K, V]:
+        return self
+
+    def spec(self, settings: Settings) -> TopicSpec:
+        """Return what the topic is to be like where it has to be made."""
+        return TopicSpec(self.name, self.partitions or settings.topic_partitions, config=self.config)
+
+    def encode_key(self, key: K | None) -> bytes | None:
+        """Return a key's bytes; None stays None. Raises `CodecError` for a key of another type."""
+        return None if key is None else codecs.encode(self.key, key, f"key of topic {self.name!r}")
+
+    def encode_value(self, value: V | None) -> bytes | None:
+        """Return a value's bytes; None is a tombstone. Raises `CodecError` for a value of another type."""
+        return None if value is None else codecs.encode(self.value, value, f"value of topic {self.name!r}")
+
+    def outgoing(
+        self,
+        key: bytes | None,
+        value: V | None,
+        headers: HeadersLike | None,
+        timestamp: int | datetime,
+        partition: int | None = None,
+    ) -> Outgoing:
+        """Return a record of this topic as it goes to a producer.
+
+        Raises:
+            CodecError: the value is not of the declared type.
+            ValueError: a timestamp or a partition that can't be.
+        """
+        if partition is not None and partition < 0:
+            raise ValueError(f"topic {self.name!r}: partition {partition} can't be; leave it out to go by the key")
+        return (
+            self.name,
+            key,
+            self.encode_value(value),
+            timestamp_ms(timestamp),
+            wire_headers(headers),
+            -1 if partition is None else partition,
+        )
+
+    async def send(
+        self,
+        value: V | None = None,
+        *,
+        key: K | None = None,
+        headers: HeadersLike | None = None,
+        timestamp: int | datetime | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Send a record.
+
+        Inside an agent it is an effect of the current event: it goes out when the event is
+        complete, or never. Elsewhere (tasks, lifespans, commands) it returns when the broker
+        has the record.
+
+        Args:
+            value: of the declared type; None is a tombstone.
+            key: of the declared type; None is a null key.
+            headers: a mapping or pairs; str values are encoded as UTF-8.
+            timestamp: milliseconds or an aware datetime; by default the event's inside an
+                agent, else now.
+            partition: a number; by default chosen by the key as Kafka's clients do.
+
+        Raises:
+            CodecError: key or value are not of the declared type.
+            ValueError: a timestamp or a partition that can't be.
+            RuntimeError: no worker or session of this app is running.
+            DeliveryFailed: the broker refused the record (outside of agents).
+        """
+        outlet = current_outlet.get(None) or self._home.outlet
+        if outlet is None:
+            raise RuntimeError(
+                f"topic {self.name!r}: send() needs a running worker; outside of one, use agentic.runtime.session(app)"
+            )
+        await outlet.send(self, key, value, headers, timestamp, partition)
+
+    def __repr__(self) -> str:
+        return f"<Topic {self.name}>"
+
+
+def wire_headers(headers: HeadersLike | None) -> Headers | None:
+    """Return headers as they go on the wire; None for none.
+
+    Raises:
+        TypeError: a name is no str, or a value neither bytes nor str.
+    """
+    if not headers:
+        return None
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    out = []
+    for name, value in pairs:
+        if not isinstance(name, str) or not isinstance(value, bytes | str):
+            raise TypeError(f"header {name!r}: {value!r}: a name is a str, a value bytes or str")
+        out.append((name, value.encode() if isinstance(value, str) else value))
+    return tuple(out)
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """Return words that point from a wrong name to the nearest right one, or list what there is."""
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"there are {', '.join(sorted(known))}" if known else "there are none"
