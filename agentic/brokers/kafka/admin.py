@@ -173,7 +173,7 @@ class Admin:
     async def _positions(self, group: str) -> dict[TopicPartition, Position]:
         request = [ck.ConsumerGroupTopicPartitions(group)]
         try:
-            futures = self._client.list_consumer_group_offsets(request, request_timeout=REQUEST)
+            futures = self._client.list_consumer_group_offsets(request, require_stable=True, request_timeout=REQUEST)
             answer = await asyncio.wait_for(asyncio.wrap_future(futures[group]), 2 * REQUEST)
         except KafkaException as problem:
             if cause(problem).code() == KafkaError.GROUP_ID_NOT_FOUND:

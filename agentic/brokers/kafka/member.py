@@ -161,6 +161,16 @@ class Member(Poller):
         self._joined = True
         post(self._loop, self._owner.joined)
 
+    def _restart(self, tp: TopicPartition, offset: int) -> None:
+        if self._protocols.classic:
+            super()._restart(tp, offset)
+            return
+        self._consumer.incremental_unassign(partitions_of([tp]))
+        self._owned[tp] = ck.TopicPartition(tp.topic, tp.partition, offset)
+        self._consumer.incremental_assign([self._owned[tp]])
+        if tp in self._paused or tp in self._stalled:
+            self._consumer.pause(partitions_of([tp]))
+
     # -- rebalances, inside a poll
 
     def _on_assign(self, _: object, partitions: list[Any]) -> None:

@@ -95,6 +95,7 @@ class Poller(threading.Thread):
         self._full = False
         self._behind = False
         self._stopping = False
+        self._resets: list[TopicPartition] = []
         self._stash: BaseException | None = None
         self._ended = asyncio.Event()
 
@@ -143,6 +144,10 @@ class Poller(threading.Thread):
 
     def _turn(self) -> None:
         self._serve()
+        if self._resets:
+            again, self._resets = self._resets, []
+            for tp in again:
+                self._reset(tp)
         if self._lots - self.taken >= AHEAD:
             self._wait_for_room()
             return
@@ -213,7 +218,7 @@ class Poller(threading.Thread):
     def _event(self, message: Any, error: Any) -> None:
         code = error.code()
         if code == KafkaError._AUTO_OFFSET_RESET:
-            self._reset(TopicPartition(message.topic(), message.partition()), error)
+            self._reset(TopicPartition(message.topic(), message.partition()))
         elif code in UNKNOWN_TOPIC:
             topic = message.topic()
             known = self._consumer.list_topics(topic, timeout=REQUEST).topics.get(topic)
@@ -237,31 +242,44 @@ class Poller(threading.Thread):
             raise Fenced(f"{self.about}: {text}; another worker has the same setting 'instance': give each its own")
         raise BrokerError(f"{self.about}: {text}")
 
-    def _reset(self, tp: TopicPartition, error: Any) -> None:
+    def _reset(self, tp: TopicPartition) -> None:
         """Go on where `offset_reset` says, because the wanted offset is not there, and say so."""
-        partition = ck.TopicPartition(tp.topic, tp.partition)
-        try:
-            wanted = self._consumer.position([partition])[0].offset
-            if wanted < 0:
-                wanted = getattr(self._owned.get(tp), "offset", wanted)
-            start, end = self._consumer.get_watermark_offsets(partition, timeout=REQUEST)
-            there = start if self._offset_reset == "earliest" else end
-            self._consumer.seek(ck.TopicPartition(tp.topic, tp.partition, there))
-        except KafkaException as problem:
-            log.warning("%s: %s: can't reset the offset yet: %s", self.about, tp, cause(problem).str())
-            self._commands.put(lambda: self._reset(tp, error) if tp in self._owned else None)
+        if tp not in self._owned:
             return
+        wanted = self._position(tp)
+        try:
+            start, end = self._consumer.get_watermark_offsets(self._owned[tp], timeout=REQUEST)
+        except KafkaException as problem:
+            log.debug("%s: %s: reset: %s", self.about, tp, cause(problem).str())
+            self._resets.append(tp)
+            return
+        there = start if self._offset_reset == "earliest" else end
+        self._restart(tp, there)
         log.warning(
             "%s: %s: offset %s is out of range (%d to %d are there: retention, or a new topic of this name);"
             " goes on at %d as offset_reset=%r says",
             self.about,
             tp,
-            wanted if wanted >= 0 else "wanted",
+            wanted,
             start,
             end,
             there,
             self._offset_reset,
         )
+
+    def _position(self, tp: TopicPartition) -> int:
+        """Return the next offset to be read of an owned partition."""
+        partition = self._owned[tp]
+        at: int = self._consumer.position([ck.TopicPartition(tp.topic, tp.partition)])[0].offset
+        return at if at >= 0 else int(partition.offset)
+
+    def _restart(self, tp: TopicPartition, offset: int) -> None:
+        """Go on with a partition whose fetching has failed: there a seek does nothing."""
+        starts = {other: self._position(other) for other in self._owned} | {tp: offset}
+        self._owned = {at: ck.TopicPartition(at.topic, at.partition, start) for at, start in starts.items()}
+        self._consumer.assign(list(self._owned.values()))
+        if held := (self._paused | self._stalled) & self._owned.keys():
+            self._consumer.pause(partitions_of(held))
 
     # -- waiting
 

@@ -27,6 +27,8 @@ from agentic.errors import BrokerError, BrokerUnavailable, DeliveryFailed
 READY_BELOW = 50_000
 #: Seconds between two looks while `ready` waits.
 LOOK = 0.002
+#: Seconds a first send may wait for a connection.
+WARM_UP = 2.0
 #: Seconds of one blocking flush: so long a closing producer may go on.
 SLICE = 0.1
 #: Seconds a close waits for what is under way.
@@ -45,8 +47,11 @@ class KafkaProducer:
         self._address = address
         self._settings = {**settings, "error_cb": error_cb, "on_delivery": self._on_delivery}
         self._loop = asyncio.get_running_loop()
-        #: Records that librdkafka has not taken yet. While there are any, later ones queue behind them.
+        #: Records that librdkafka has not taken yet: it is full, or not connected.
         self._overflow: deque[Record] = deque()
+        #: While it is set, what is sent queues behind the overflow, so that order is kept.
+        self._queueing = True
+        self._cold = True
         self._refused: BrokerError | None = None
         self._purging = False
         self._closed = False
@@ -69,9 +74,8 @@ class KafkaProducer:
         headers: Headers | None = None,
         partition: int = -1,
     ) -> None:
-        if self._overflow:
-            pairs = list(headers) if headers else None
-            self._overflow.append((topic, value, key, partition, None, None, timestamp or 1, pairs))
+        if self._queueing:
+            self._later((topic, value, key, partition, None, None, timestamp or 1, list(headers) if headers else None))
             return
         try:
             if headers:
@@ -79,16 +83,21 @@ class KafkaProducer:
             else:
                 self._produce(topic, value, key, partition, None, None, timestamp or 1)
         except BufferError:
-            pairs = list(headers) if headers else None
-            self._overflow.append((topic, value, key, partition, None, None, timestamp or 1, pairs))
+            self._queueing = True
+            self._later((topic, value, key, partition, None, None, timestamp or 1, list(headers) if headers else None))
         except KafkaException as problem:
-            raise _refusal(cause(problem), topic, partition) from problem
+            raise refusal(cause(problem), topic, partition) from problem
+
+    def _later(self, record: Record) -> None:
+        self._overflow.append(record)
 
     @property
     def backlog(self) -> int:
         return len(self._producer) + len(self._overflow)
 
     async def ready(self) -> None:
+        if self._cold:
+            await self._warm_up()
         self._producer.poll(0)
         while self._overflow or len(self._producer) > READY_BELOW:
             self._drain()
@@ -96,6 +105,13 @@ class KafkaProducer:
                 return
             await asyncio.sleep(LOOK)
             self._producer.poll(0)
+
+    async def _warm_up(self) -> None:
+        """Wait until a broker answers, or WARM_UP is over: what is produced sooner takes half a second longer."""
+        with suppress(KafkaException):
+            await off_loop(lambda: self._producer.list_topics(timeout=WARM_UP))
+        self._cold = False
+        self._drain()
 
     def _drain(self) -> None:
         """Give librdkafka what waits here, as much as it takes."""
@@ -107,25 +123,33 @@ class KafkaProducer:
             except BufferError:
                 return
             except KafkaException as problem:
-                self._refused = self._refused or _refusal(cause(problem), record[0], record[3])
+                self._refused = self._refused or refusal(cause(problem), record[0], record[3])
             overflow.popleft()
+        self._queueing = False
 
     async def flush(self) -> None:
         await self._flush()
         self._raise_refused()
 
     async def _flush(self) -> None:
-        await self._drained()
-        while len(self._producer):
-            await off_loop(self._producer.flush, SLICE)
-        self._producer.poll(0)
-
-    async def _drained(self) -> None:
+        if self._cold:
+            await self._warm_up()
         while self._overflow:
             self._producer.poll(0)
             self._drain()
             if self._overflow:
                 await asyncio.sleep(LOOK)
+        while len(self._producer):
+            try:
+                await off_loop(self._producer.flush, SLICE)
+            except KafkaException as problem:
+                self._broken(cause(problem))
+                return
+        self._producer.poll(0)
+
+    def _broken(self, error: KafkaError) -> None:
+        """Take a fatal error of the producer."""
+        raise self._refused or translate(error, f"{self._address}: producer")
 
     def _raise_refused(self) -> None:
         if self._refused is not None:
@@ -136,7 +160,7 @@ class KafkaProducer:
         # May run in the thread of a flush. It must let nothing out: see member.py.
         if self._purging or error is None or self._refused is not None:
             return
-        self._refused = _refusal(error, message.topic(), message.partition())
+        self._refused = refusal(error, message.topic(), message.partition())
 
     async def commit_transaction(self, positions: Mapping[TopicPartition, Position], consumer: Consumer) -> None:
         raise BrokerError("this producer has no transactional id: use delivery='exactly_once', or flush and commit")
@@ -148,7 +172,7 @@ class KafkaProducer:
         if self._closed:
             return
         self._closed = True
-        with suppress(TimeoutError):
+        with suppress(TimeoutError, BrokerError):
             await asyncio.wait_for(self._flush(), CLOSE)
         self._purging = True
         self._overflow.clear()
@@ -158,7 +182,7 @@ class KafkaProducer:
             await asyncio.wait_for(off_loop(self._producer.close), CLOSE)
 
 
-def _refusal(error: KafkaError, topic: str, partition: int | None) -> BrokerError:
+def refusal(error: KafkaError, topic: str, partition: int | None) -> BrokerError:
     """Return the error for a record that was not written."""
     where = f"topic {topic!r}" + (f", partition {partition}" if partition is not None and partition >= 0 else "")
     code = error.code()

@@ -8,19 +8,22 @@ calls with retriable conflicts for ever, so fatal is looked at first.
 
 from __future__ import annotations
 
+import asyncio
 import time
+import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from contextlib import suppress
+from typing import Any, NoReturn
 
 import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 
-from agentic.brokers.base import Consumer, Headers, Position, TopicPartition
+from agentic.brokers.base import Consumer, Position, TopicPartition
 from agentic.brokers.kafka.config import Config
 from agentic.brokers.kafka.consumer import KafkaConsumer, check_metadata
 from agentic.brokers.kafka.errors import FENCED, cause
 from agentic.brokers.kafka.offloop import off_loop
-from agentic.brokers.kafka.producer import KafkaProducer
+from agentic.brokers.kafka.producer import CLOSE, KafkaProducer, Record
 from agentic.errors import BrokerError, BrokerUnavailable, Fenced, TransactionAborted
 
 #: Seconds of one blocking transactional call: afterwards it is called again.
@@ -50,25 +53,15 @@ class TransactionalProducer(KafkaProducer):
         self._initialised = False
         self._open = False
         self._fenced = False
+        self._fatal: KafkaError | None = None
         self._about = f"transactional id {self._id!r}"
         super().__init__(settings, address, error_cb)
 
-    def send(
-        self,
-        topic: str,
-        key: bytes | None,
-        value: bytes | None,
-        timestamp: int,
-        headers: Headers | None = None,
-        partition: int = -1,
-    ) -> None:
-        if not self._open:
-            if not self._initialised or self._overflow:
-                pairs = list(headers) if headers else None
-                self._overflow.append((topic, value, key, partition, None, None, timestamp or 1, pairs))
-                return
+    def _later(self, record: Record) -> None:
+        self._overflow.append(record)
+        if self._initialised and not self._open:
             self._begin()
-        super().send(topic, key, value, timestamp, headers, partition)
+            self._drain()
 
     def _begin(self) -> None:
         try:
@@ -77,23 +70,38 @@ class TransactionalProducer(KafkaProducer):
             raise self._error(cause(problem), "begin") from problem
         self._open = True
 
+    async def _warm_up(self) -> None:
+        """Get a producer id, which fences any former holder of ours."""
+        await off_loop(self._init)
+        self._cold = False
+        self._initialised = True
+
     async def ready(self) -> None:
         await self._prepare()
         await super().ready()
+
+    async def flush(self) -> None:
+        await self._flush()
+        if self._fatal is not None:
+            await self._end(_Dead(self._fatal.str()), "flush")
+        self._raise_refused()
 
     async def _flush(self) -> None:
         await self._prepare()
         await super()._flush()
 
+    def _broken(self, error: KafkaError) -> None:
+        self._fatal = error
+
     async def _prepare(self) -> None:
         """Have a producer id, and a transaction if something waits for one."""
         if self._fenced:
             raise Fenced(f"{self._about}: another producer has it; this one is dead: restart the worker")
-        if not self._initialised:
-            await off_loop(self._init)
-            self._initialised = True
+        if self._cold:
+            await self._warm_up()
         if self._overflow and not self._open:
             self._begin()
+            self._drain()
 
     def _init(self) -> None:
         try:
@@ -161,7 +169,12 @@ class TransactionalProducer(KafkaProducer):
                 await self.abort_transaction()
                 raise TransactionAborted(f"{self._about}: {problem}") from problem
         offsets = [ck.TopicPartition(tp.topic, tp.partition, at.offset, at.metadata) for tp, at in positions.items()]
-        await self._settle(off_loop(self._commit, offsets, metadata), "commit")
+        try:
+            await off_loop(self._commit, offsets, metadata)
+        except (_Abort, _Dead) as problem:
+            await self._end(problem, "commit")
+        finally:
+            self._closed_transaction()
 
     def _commit(self, offsets: list[Any], metadata: Any) -> None:
         if offsets:
@@ -172,20 +185,20 @@ class TransactionalProducer(KafkaProducer):
             self._insist(send_offsets, "positions", self._patience)
         self._insist(self._producer.commit_transaction, "commit", self._patience)
 
-    async def _settle(self, work: Any, name: str) -> None:
-        try:
-            await work
-        except _Abort as problem:
-            await self.abort_transaction()
-            raise TransactionAborted(f"{self._about}: {name}: undone: {problem}") from problem
-        except _Dead as problem:
-            await self._renew()
-            raise TransactionAborted(f"{self._about}: {name}: undone with its producer: {problem}") from problem
-        except (BrokerUnavailable, Fenced):
-            self._open = False
-            raise
+    def _closed_transaction(self) -> None:
         self._open = False
+        self._queueing = True  # the next record begins the next transaction
         self._refused = None
+
+    async def _end(self, problem: Exception, name: str) -> NoReturn:
+        """Undo the transaction, with its producer if need be."""
+        if self._fatal is not None and self._fatal.code() in FENCED:
+            raise self._error(self._fatal, name) from problem
+        if isinstance(problem, _Dead):
+            await self._renew()
+        else:
+            await self.abort_transaction()
+        raise TransactionAborted(f"{self._about}: {name}: undone: {problem}") from problem
 
     async def abort_transaction(self) -> None:
         self._overflow.clear()
@@ -199,19 +212,16 @@ class TransactionalProducer(KafkaProducer):
             await self._renew()
         finally:
             self._purging = False
-            self._open = False
-            self._refused = None
+            self._closed_transaction()
 
     async def _renew(self) -> None:
         """Replace a producer that can do nothing more; the new one's init undoes what the old one left open."""
-        old, self._open, self._initialised, self._refused = self._producer, False, False, None
+        old = self._producer
         self._overflow.clear()
-        self._purging = True
-        old.purge()
-        old.poll(0)
-        self._purging = False
+        self._initialised, self._cold, self._fatal = False, True, None
+        self._closed_transaction()
         self._make()
-        await off_loop(old.close)
+        await off_loop(_discard, old)
         await self._prepare()
 
     async def close(self) -> None:
@@ -221,6 +231,16 @@ class TransactionalProducer(KafkaProducer):
                 await self.abort_transaction()
             except BrokerError:
                 self._open = False  # the broker undoes it when transaction.timeout.ms is over
-        self._closed = True
-        self._producer.purge()
-        await off_loop(self._producer.close)
+        if not self._closed:
+            self._closed = True
+            self._purging = True
+            with suppress(TimeoutError):
+                await asyncio.wait_for(off_loop(_discard, self._producer), CLOSE)
+
+
+def _discard(producer: Any) -> None:
+    """End a producer and drop what it still holds; that its transaction can't be aborted is known."""
+    producer.purge()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        producer.close()
