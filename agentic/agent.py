@@ -33,7 +33,12 @@ class Agent:
 
     @classmethod
     def declare(
-        cls, fn: Callable[..., Any], sources: Sequence[Source[Any, Any]], *, to: Topic[Any, Any] | None, name: str | None
+        cls,
+        fn: Callable[..., Any],
+        sources: Sequence[Source[Any, Any]],
+        *,
+        to: Topic[Any, Any] | None,
+        name: str | None,
     ) -> Agent:
         """Check the shape of a declaration and record it.
 
@@ -41,7 +46,7 @@ class Agent:
             ConfigurationError: `fn` is no async function of one argument, there is no source,
                 a source or `to` is none, or one topic is given twice.
         """
-        name = name or getattr(fn, "__name__", repr(fn))
+        name = name or str(getattr(fn, "__name__", repr(fn)))
         if not (inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn)):
             raise ConfigurationError(f"agent {name!r}: write it as async def {name}(stream)")
         try:

@@ -49,8 +49,9 @@ class Settings:
         "stop", "When a record can't be decoded: stop the worker, skip it, or send its bytes to dead_letter."
     )
     dead_letter: str | None = _setting(None, "Topic for records that are given up, with where they came from.")
-    max_idle: timedelta = _setting(
-        timedelta(0), "How long a task with several sources waits for an empty one before it goes on with the others."
+    max_idle: timedelta | None = _setting(
+        timedelta(0),
+        "How long a task with several sources waits for one that is read to its end; None: not even for what is known to come.",
     )
     instance: str | None = _setting(
         None, "Static member id of this worker, unique in the group: a restart gets its partitions back."
@@ -227,7 +228,8 @@ def _check_together(settings: Settings) -> None:
         raise ConfigurationError(f"{_shown(name, settings.origins[name])}: {getattr(settings, name)!r}: {why}")
 
     for name, (least, why) in _LEAST.items():
-        if getattr(settings, name).total_seconds() < least:
+        duration = getattr(settings, name)
+        if duration is not None and duration.total_seconds() < least:
             fail(name, f"must be at least {least:g} s: {why}")
     if not _NAME.fullmatch(settings.name):
         fail("name", "use 1 to 200 of the characters A-Z a-z 0-9 . _ -, since topics and the group are named for it")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -70,9 +70,8 @@ class Event(msgspec.Struct, eq=False):
     @property
     def time(self) -> datetime:
         """The timestamp as an aware datetime in UTC."""
-        from datetime import timezone
 
-        return datetime.fromtimestamp(self.timestamp / 1000, timezone.utc)
+        return datetime.fromtimestamp(self.timestamp / 1000, UTC)
 
     def __repr__(self) -> str:
         return f"<Event {self.topic}-{self.partition}@{self.offset} key={self.key!r} value={self.value!r}>"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 
 
@@ -20,7 +20,9 @@ def timestamp_ms(when: int | datetime) -> int:
             raise ValueError(f"timestamp {when!r} has no time zone; write datetime(…, tzinfo=timezone.utc)")
         when = (when - _EPOCH) // _MILLISECOND
     elif not isinstance(when, int) or isinstance(when, bool):
-        raise TypeError(f"timestamp {when!r} is a {type(when).__name__}; give milliseconds as int, or an aware datetime")
+        raise TypeError(
+            f"timestamp {when!r} is a {type(when).__name__}; give milliseconds as int, or an aware datetime"
+        )
     if when < 0:
         raise ValueError(f"timestamp {when} is negative; a record's time begins in 1970")
     return when

@@ -100,9 +100,7 @@ class SourcePartition:
             decoded_keys = keys if self._decode_key is None else _column(self._decode_key, keys)
             if self.topic.timestamp is not None:
                 timestamps = [self._event_time(value, timestamp) for value, timestamp in zip(decoded, timestamps)]
-            events = list(
-                map(Event, decoded_keys, decoded, timestamps, wanted, repeat(self), keys, headers)
-            )
+            events = list(map(Event, decoded_keys, decoded, timestamps, wanted, repeat(self), keys, headers))
         except Exception:  # noqa: BLE001 - which record it was, and what the policy says, is found one by one
             events = self._one_by_one(wanted, timestamps, keys, values, headers)
             timestamps = [event.timestamp for event in events]

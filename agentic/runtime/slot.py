@@ -14,7 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentic.agent import Agent
 from agentic.core.times import seconds
@@ -47,7 +47,19 @@ class Slot(Stream[T]):
         sent: effects applied so far.
     """
 
-    __slots__ = ("_also", "_effects", "_event", "_inbox", "_outbox", "_task", "_waiter", "agent", "closing", "handed", "sent")
+    __slots__ = (
+        "_also",
+        "_effects",
+        "_event",
+        "_inbox",
+        "_outbox",
+        "_task",
+        "_waiter",
+        "agent",
+        "closing",
+        "handed",
+        "sent",
+    )
 
     def __init__(self, agent: Agent, task: Task, outbox: Outbox) -> None:
         self.agent = agent
@@ -193,7 +205,10 @@ class Slot(Stream[T]):
         return event
 
     def abandon(self) -> None:
-        """Let go of the current events without completing them: their next owner does them again."""
+        """Let go of the current events without completing them: their next owner does them again.
+
+        An agent that goes on all the same finds no event any more, and can do nothing.
+        """
         self._effects.clear()
         self._also.clear()
         self._event = None

@@ -1,0 +1,103 @@
+"""JSON values: untyped, or checked against a declared type while they are decoded.
+
+Decoding is msgspec's in all cases: unlike orjson it keeps integers of more than 64 bits as
+they are (orjson makes floats of them), at the same speed. Encoding of plain containers is
+orjson's, with msgspec for what orjson does not know (big integers, Decimal, sets). NaN and
+infinities have no JSON; both write null for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import orjson
+
+from agentic.errors import CodecError, ConfigurationError
+
+_encoder = msgspec.json.Encoder()
+
+
+def _dumps(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return _encoder.encode(value)
+
+
+class Json:
+    """Any JSON value."""
+
+    declared = None
+
+    def __init__(self) -> None:
+        self.decode: Callable[[bytes], Any] = msgspec.json.Decoder().decode
+        # Straight to C: a function of ours around orjson would cost more than orjson saves.
+        self.encode: Callable[[Any], bytes] = _encoder.encode
+
+
+class Container:
+    """A dict or a list of JSON values.
+
+    Args:
+        declared: ``dict`` or ``list``.
+    """
+
+    def __init__(self, declared: type) -> None:
+        self.declared = declared
+        self.decode: Callable[[bytes], Any] = msgspec.json.Decoder(declared).decode
+
+    def encode(self, value: Any, /) -> bytes:
+        if value.__class__ is not self.declared and not isinstance(value, self.declared):
+            raise CodecError(f"give a {self.declared.__name__}")
+        return _dumps(value)
+
+
+class Typed:
+    """A type that msgspec knows: Struct, dataclass, TypedDict, attrs, NamedTuple, Enum, scalars, unions of these.
+
+    Raises:
+        ConfigurationError: msgspec does not know the type.
+    """
+
+    def __init__(self, declared: Any) -> None:
+        self.declared = declared
+        try:
+            self.decode: Callable[[bytes], Any] = msgspec.json.Decoder(declared).decode
+        except TypeError as error:
+            raise ConfigurationError(
+                f"no codec for type {declared!r}: {error}; give a codec= object with decode(bytes) and encode(value)"
+            ) from None
+        self._exact = declared if isinstance(declared, type) else None
+
+    def encode(self, value: Any, /) -> bytes:
+        if value.__class__ is self._exact:
+            return _encoder.encode(value)
+        return _encoder.encode(self._checked(value))
+
+    def _checked(self, value: Any) -> Any:
+        """Let pass what the declared type takes: a subclass, a TypedDict's dict, a member of a union."""
+        try:
+            if isinstance(value, self.declared) and not (isinstance(value, bool) and self.declared is int):
+                return value
+        except TypeError:  # a TypedDict or a generic alias: ask msgspec instead
+            pass
+        try:
+            return msgspec.convert(value, self.declared)
+        except msgspec.ValidationError as error:
+            raise CodecError(str(error)) from None
+
+
+class Model:
+    """A pydantic model."""
+
+    def __init__(self, declared: Any) -> None:
+        self.declared = declared
+        self.decode: Callable[[bytes], Any] = declared.model_validate_json
+
+    def encode(self, value: Any, /) -> bytes:
+        if not isinstance(value, self.declared):
+            raise CodecError(f"give a {self.declared.__name__}")
+        text: str = value.model_dump_json()
+        return text.encode()

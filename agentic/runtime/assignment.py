@@ -1,0 +1,260 @@
+"""Which tasks this worker has, and what happens when partitions come and go.
+
+A partition that goes stops, drains and is committed; the others go on. One that is lost stops
+at once and is not committed. What a reset does is the same for all: the worker's memory of
+uncommitted work is thrown away and read again from the last commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from agentic.agent import Agent
+from agentic.brokers.base import Batch, Consumer, Position, TopicPartition
+from agentic.metrics import Metrics
+from agentic.runtime.outbox import Outbox
+from agentic.runtime.partition import SourcePartition
+from agentic.runtime.task import Task
+from agentic.settings import Settings
+from agentic.topic import Topic
+
+log = logging.getLogger("agentic.worker")
+
+#: Seconds that events under way have to finish when their partition moves on: well under the
+#: time after which a broker takes a silent member for dead.
+REVOKE_TIMEOUT = 8.0
+
+TaskId = tuple[int, int]
+
+
+def groups(agents: Iterable[Agent]) -> list[tuple[list[Agent], list[Topic[Any, Any]]]]:
+    """Return the groups of topics that agents connect, each with its agents, in order of declaration."""
+    found: list[tuple[list[Agent], list[Topic[Any, Any]]]] = []
+    for agent in agents:
+        touched = [group for group in found if any(topic in group[1] for topic in agent.topics)]
+        members = [each for group in touched for each in group[0]] + [agent]
+        topics = list(dict.fromkeys([topic for group in touched for topic in group[1]] + list(agent.topics)))
+        found = [group for group in found if group not in touched] + [(members, topics)]
+    return found
+
+
+class Assignment:
+    """The tasks of one worker. A `Listener` for its consumer.
+
+    Args:
+        checkpoint: commits all that is finished; returns False when it was undone and all has
+            to be read again.
+    """
+
+    def __init__(
+        self,
+        agents: Sequence[Agent],
+        consumer: Consumer,
+        *,
+        settings: Settings,
+        outbox: Outbox,
+        metrics: Metrics,
+        checkpoint: Callable[[], Awaitable[bool]],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._groups = groups(agents)
+        self._topics = {topic.name: (i, topic) for i, (_, topics) in enumerate(self._groups) for topic in topics}
+        self._shares = {
+            name: sum(topic in agent.topics for agent in agents) for name, (_, topic) in self._topics.items()
+        }
+        self._consumer = consumer
+        self._settings = settings
+        self._outbox = outbox
+        self._metrics = metrics
+        self._checkpoint = checkpoint
+        self._fail = fail
+        self._changing = asyncio.Lock()
+        self.tasks: dict[TaskId, Task] = {}
+        self.sources: dict[TopicPartition, SourcePartition] = {}
+        #: Set when partitions came, or events were completed: whoever waits for either looks again.
+        self.progress = asyncio.Event()
+        #: Set when there may be something to commit.
+        self.dirty = asyncio.Event()
+        self.ever_assigned = asyncio.Event()
+
+    # -- events -------------------------------------------------------------------------------
+
+    def add(self, batches: Iterable[Batch]) -> None:
+        """Hand batches to their tasks."""
+        touched: dict[Task, None] = {}
+        for batch in batches:
+            source = self.sources.get(batch.tp)
+            if source is None:
+                continue  # a partition that went while its batch was on its way
+            source.add(batch)
+            touched[self.tasks[self._task_id(batch.tp)]] = None
+        for task in touched:
+            task.feed()
+        if touched:
+            self.dirty.set()
+
+    @property
+    def backlog(self) -> int:
+        """Events taken from the broker and not completed."""
+        return sum(source.ledger.unfinished for source in self.sources.values())
+
+    def _task_id(self, tp: TopicPartition) -> TaskId:
+        return self._topics[tp.topic][0], tp.partition
+
+    # -- partitions come ----------------------------------------------------------------------
+
+    async def on_assigned(self, positions: Mapping[TopicPartition, Position | None]) -> None:
+        async with self._changing:
+            self._take(positions)
+        if positions:
+            log.info("assigned %s", _listed(positions))
+            self._metrics.counter("rebalances").add()
+        self.ever_assigned.set()
+        self.progress.set()
+
+    def _take(self, positions: Mapping[TopicPartition, Position | None]) -> None:
+        for tp, position in positions.items():
+            task_id = self._task_id(tp)
+            task = self.tasks.get(task_id)
+            if task is None:
+                agents, topics = self._groups[task_id[0]]
+                task = self.tasks[task_id] = Task(
+                    f"{'+'.join(topic.name for topic in topics)}-{tp.partition}",
+                    agents,
+                    settings=self._settings,
+                    outbox=self._outbox,
+                    metrics=self._metrics,
+                    fail=self._fail,
+                    progress=self.progress.set,
+                )
+                task.start()
+            source = SourcePartition(
+                self._topics[tp.topic][1],
+                tp,
+                position,
+                shares=self._shares[tp.topic],
+                settings=self._settings,
+                outbox=self._outbox,
+                metrics=self._metrics,
+            )
+            self.sources[tp] = source
+            task.add_source(source)
+
+    # -- partitions go ------------------------------------------------------------------------
+
+    async def on_revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        async with self._changing:
+            going = [tp for tp in partitions if tp in self.sources]
+            await self._close(self._tasks_of(going), REVOKE_TIMEOUT)
+            await self._commit_and_leave(going)
+        if going:
+            log.info("gave back %s", _listed(going))
+            self._metrics.counter("rebalances").add()
+
+    async def _commit_and_leave(self, going: Sequence[TopicPartition]) -> None:
+        """Their tasks have ended: commit them, drop what goes, and take up again what stays of those tasks."""
+        kept = await self._checkpoint()
+        ended = self._tasks_of(going)
+        stays = {
+            tp: source
+            for tp, source in self.sources.items()
+            if tp not in going and self.tasks[self._task_id(tp)] in ended
+        }
+        self._forget(going)
+        if not kept:
+            await self._read_again()
+            return
+        positions: dict[TopicPartition, Position | None] = {}
+        for tp, source in stays.items():
+            snapshot = source.ledger.snapshot()
+            positions[tp] = None if snapshot is None else Position(*snapshot)
+        for task in ended:
+            self._drop(task)
+        self._take(positions)
+        await self._consumer.seek({tp: position.offset for tp, position in positions.items() if position is not None})
+
+    async def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        async with self._changing:
+            gone = [tp for tp in partitions if tp in self.sources]
+            ended = self._tasks_of(gone)
+            for task in ended:
+                await task.cancel()
+            stays = [tp for tp in self.sources if tp not in gone and self.tasks[self._task_id(tp)] in ended]
+            self._forget(gone)
+            # Under exactly-once the open transaction holds effects of what was lost: it can't be committed.
+            if gone and (self._outbox.transactional or stays):
+                await self._read_again()
+            else:
+                for task in ended:
+                    self._drop(task)
+        if gone:
+            log.warning("lost %s; what was not committed is done again by the next owner", _listed(gone))
+            self._metrics.counter("rebalances").add()
+
+    async def reset(self) -> None:
+        """Throw away all uncommitted work and read again from the last commit."""
+        async with self._changing:
+            await self._read_again()
+
+    async def _read_again(self) -> None:
+        for task in self.tasks.values():
+            await task.cancel()
+        self._outbox.discard()
+        await self._outbox.producer.abort_transaction()
+        begun = {tp: source.first for tp, source in self.sources.items()}
+        committed = await self._consumer.committed(begun)
+        self.tasks.clear()
+        self.sources.clear()
+        self._take({tp: committed.get(tp) for tp in begun})
+        # Without a commit the place where reading began is where it begins again.
+        starts = {tp: position.offset if (position := committed.get(tp)) else first for tp, first in begun.items()}
+        await self._consumer.seek({tp: offset for tp, offset in starts.items() if offset is not None})
+        self.progress.set()
+
+    async def close(self, timeout: float) -> None:
+        """End all agents, letting what is under way finish within `timeout` seconds; nothing is committed here."""
+        async with self._changing:
+            await self._close(list(self.tasks.values()), timeout)
+
+    async def cancel(self) -> None:
+        """End all agents at once."""
+        async with self._changing:
+            for task in self.tasks.values():
+                await task.cancel()
+
+    def _tasks_of(self, partitions: Iterable[TopicPartition]) -> list[Task]:
+        ids = dict.fromkeys(self._task_id(tp) for tp in partitions)
+        return [self.tasks[task_id] for task_id in ids if task_id in self.tasks]
+
+    async def _close(self, tasks: Sequence[Task], timeout: float) -> None:
+        deadline = asyncio.get_running_loop().time() + timeout
+        for task, in_time in zip(tasks, await asyncio.gather(*(task.close(deadline) for task in tasks))):
+            if not in_time:
+                log.warning("task %s: an event was still under way after %g s; it is left undone", task.name, timeout)
+
+    def _forget(self, partitions: Iterable[TopicPartition]) -> None:
+        for tp in partitions:
+            task = self.tasks.get(self._task_id(tp))
+            if task is not None:
+                task.sources.pop(tp, None)
+            self.sources.pop(tp, None)
+            self._metrics.remove("lag", topic=tp.topic, partition=tp.partition)
+        for task_id in [task_id for task_id, task in self.tasks.items() if not task.sources]:
+            del self.tasks[task_id]
+
+    def _drop(self, task: Task) -> None:
+        """Remove a task that has ended, and its remaining partitions."""
+        for tp in task.sources:
+            self.sources.pop(tp, None)
+        self.tasks = {task_id: each for task_id, each in self.tasks.items() if each is not task}
+
+
+def _listed(partitions: Iterable[TopicPartition]) -> str:
+    """Name partitions shortly: ``orders[0,1], clicks[2]``."""
+    by_topic: dict[str, list[int]] = {}
+    for tp in sorted(partitions):
+        by_topic.setdefault(tp.topic, []).append(tp.partition)
+    return ", ".join(f"{topic}[{','.join(map(str, numbers))}]" for topic, numbers in by_topic.items())

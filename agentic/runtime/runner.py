@@ -1,0 +1,143 @@
+"""The life of a worker process: loop, signals, exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from agentic import brokers
+from agentic.app import App
+from agentic.errors import AgenticError
+from agentic.runtime.logging import setup
+from agentic.runtime.outbox import AppOutlet, wall_ms
+from agentic.runtime.worker import Reporter, Worker
+
+log = logging.getLogger("agentic.worker")
+
+#: Objects between two collections of the youngest generation. Events live and die by the
+#: thousand and seldom in cycles: the default of 700 would look at them all in vain.
+GC_THRESHOLD = 50_000
+
+
+def run_worker(app: App, *, ends: bool = False, reporters: Sequence[Reporter] = ()) -> int:
+    """Run a worker until a signal stops it; return the exit code of its process.
+
+    SIGTERM and SIGINT drain, commit, leave the group and end with 0; a second one ends the process
+    at once. Must be called from the main thread.
+
+    Args:
+        app: whose agents to run.
+        ends: stop when the input is used up.
+        reporters: coroutine functions that run beside the worker and are cancelled at its end.
+
+    Returns:
+        0, or 1 after a failure, which has been logged.
+
+    Raises:
+        AgenticError: the worker could not start.
+    """
+    setup(app.settings)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_run(app, ends, reporters))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's where the extra ``fast`` has brought it."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+async def _run(app: App, ends: bool, reporters: Sequence[Reporter]) -> int:
+    worker = Worker(app, reporters=reporters)
+    _handle_signals(worker)
+    try:
+        await _start(worker)
+        if worker.stopping.is_set():
+            return await _end(worker)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(GC_THRESHOLD)
+        log.info("worker of %s ready on %s", app.name, worker.broker.url)
+        await _until_stopped(worker, ends)
+    except BaseException:
+        await worker.stop()
+        raise
+    return await _end(worker)
+
+
+async def _start(worker: Worker) -> None:
+    """Start the tree, or give up as soon as a signal asks to."""
+    starting = asyncio.create_task(worker.start())
+    stopping = asyncio.create_task(worker.stopping.wait())
+    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait({starting})
+        return
+    await starting
+
+
+async def _until_stopped(worker: Worker, ends: bool) -> None:
+    waits: set[asyncio.Task[object]] = {asyncio.create_task(worker.stopping.wait())}
+    if ends:
+        waits.add(asyncio.create_task(worker.used_up()))
+    done, rest = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in rest:
+        wait.cancel()
+    for wait in done:
+        if (error := wait.exception()) is not None:
+            worker.fail(error)
+
+
+async def _end(worker: Worker) -> int:
+    log.info("stopping")
+    await worker.stop()
+    failure = worker.failure
+    if failure is None:
+        log.info("stopped")
+        return 0
+    cause = failure.__cause__ if isinstance(failure, AgenticError) else failure
+    log.error("stopped: %s", failure, exc_info=cause)
+    return 1
+
+
+def _handle_signals(worker: Worker) -> None:
+    loop = asyncio.get_running_loop()
+
+    def handle(number: int) -> None:
+        if worker.stopping.is_set():
+            log.warning("%s again: ending at once", signal.Signals(number).name)
+            os._exit(128 + number)
+        worker.request_stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, handle, number)
+
+
+@asynccontextmanager
+async def session(app: App) -> AsyncIterator[None]:
+    """Let `Topic.send` work without a worker: for commands and scripts.
+
+    Raises:
+        BrokerUnavailable: not reached within the app's ``start_timeout``.
+    """
+    broker = brokers.connect(app.settings.broker, app.settings.kafka)
+    await broker.open(app.settings.start_timeout.total_seconds())
+    outlet = AppOutlet(broker.producer, app.metrics, wall_ms)
+    app.home.outlet = outlet
+    try:
+        yield
+    finally:
+        app.home.outlet = None
+        await outlet.close()
+        await broker.close()

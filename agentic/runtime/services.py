@@ -1,0 +1,274 @@
+"""The services of a worker's tree, each a part that starts and stops as a whole.
+
+They start in the order in which the worker adds them and stop in the reverse one. The tree is
+for control only: events never pass through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from mode import Service
+
+from agentic.app import App
+from agentic.brokers.base import Broker, Consumer
+from agentic.errors import AgenticError, TaskFailed
+from agentic.runtime.assignment import Assignment
+from agentic.runtime.checkpoint import Checkpointer
+from agentic.runtime.outbox import AppOutlet, Outbox
+from agentic.settings import Settings
+from agentic.stream import current_outlet
+
+log = logging.getLogger("agentic.worker")
+
+Fail = Callable[[BaseException], None]
+
+#: Seconds after which a pump that is full looks for partitions that hold it up.
+FULL_FOR = 0.1
+#: Seconds that an idle pump waits at most before it looks round: for paused partitions to resume.
+LOOK_ROUND = 0.1
+#: An idle pump wakes by itself when records come; this only bounds one wait.
+IDLE = 60.0
+
+
+class BrokerService(Service):
+    """The connection: first to come, last to go."""
+
+    def __init__(self, broker: Broker, timeout: float) -> None:
+        super().__init__()
+        self._broker = broker
+        self._timeout = timeout
+
+    async def on_start(self) -> None:
+        await self._broker.open(self._timeout)
+
+    async def on_stop(self) -> None:
+        await self._broker.close()
+
+
+class OutboxService(Service):
+    """The producers. They outlive the agents, whose last effects go through them."""
+
+    def __init__(self, app: App, outbox: Outbox, outlet: AppOutlet) -> None:
+        super().__init__()
+        self._app = app
+        self._outbox = outbox
+        self._outlet = outlet
+
+    async def on_start(self) -> None:
+        self._app.home.outlet = self._outlet
+
+    async def on_stop(self) -> None:
+        self._app.home.outlet = None
+        await self._outlet.close()
+        await self._outbox.producer.close()
+
+
+class LifespanService(Service):
+    """The user's surroundings of the work: entered before the first event, left after the last."""
+
+    def __init__(self, app: App, outlet: AppOutlet, fail: Fail) -> None:
+        super().__init__()
+        self._app = app
+        self._outlet = outlet
+        self._fail = fail
+        self._context: AbstractAsyncContextManager[None] | None = None
+
+    async def on_start(self) -> None:
+        current_outlet.set(self._outlet)
+        context = self._app.surrounded()
+        try:
+            await context.__aenter__()
+        except Exception as error:
+            raise TaskFailed(f"the app's lifespan failed on entry: {type(error).__name__}: {error}") from error
+        self._context = context
+
+    async def on_stop(self) -> None:
+        if self._context is None:
+            return
+        try:
+            await self._context.__aexit__(None, None, None)
+        except Exception as error:  # noqa: BLE001 - the rest of the tree must stop all the same
+            failure = TaskFailed(f"the app's lifespan failed on exit: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._fail(failure)
+
+
+class TasksService(Service):
+    """Coroutines that run while the worker does: the user's tasks, and the reporters of whoever runs us."""
+
+    def __init__(
+        self,
+        tasks: Iterable[tuple[str, Callable[[], Awaitable[None]]]],
+        outlet: AppOutlet,
+        fail: Fail,
+        timeout: float,
+    ) -> None:
+        super().__init__()
+        self._functions = list(tasks)
+        self._outlet = outlet
+        self._fail = fail
+        self._timeout = timeout
+        self._running: list[asyncio.Task[None]] = []
+
+    async def on_start(self) -> None:
+        self._running = [asyncio.create_task(self._run(name, fn), name=name) for name, fn in self._functions]
+
+    async def _run(self, name: str, fn: Callable[[], Awaitable[None]]) -> None:
+        current_outlet.set(self._outlet)
+        try:
+            await fn()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a user's task may raise anything; the worker stops for it
+            failure = TaskFailed(f"{name} failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._fail(failure)
+
+    async def on_stop(self) -> None:
+        running = [task for task in self._running if not task.done()]
+        for task in running:
+            task.cancel()
+        if running:
+            _, late = await asyncio.wait(running, timeout=self._timeout)
+            for task in late:
+                log.warning("%s does not end although it was cancelled", task.get_name())
+
+
+class CheckpointService(Service):
+    """Commits at the interval, while there is something to commit; a last time after the agents have ended."""
+
+    def __init__(
+        self, checkpoint: Callable[[], Awaitable[None]], assignment: Assignment, interval: float, fail: Fail
+    ) -> None:
+        super().__init__()
+        self._checkpoint = checkpoint
+        self._assignment = assignment
+        self._interval = interval
+        self._fail = fail
+        self._running: asyncio.Task[None] | None = None
+
+    async def on_start(self) -> None:
+        self._running = asyncio.create_task(self._run(), name="checkpoints")
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self._assignment.dirty.wait()
+                await asyncio.sleep(self._interval)
+                await self._checkpoint()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a checkpoint that can't be made stops the worker
+            self._fail(error)
+
+    async def on_stop(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
+
+
+class IntakeService(Service):
+    """Membership and intake: joins the group, pumps batches to the tasks, leaves the group.
+
+    Back-pressure comes in two steps. While the worker is as full as `max_buffered` allows, nothing
+    is polled; the events drain, and that is all in the common case. When it stays full, some
+    partitions hold it up (a slow call): those are paused, and the others go on.
+    """
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        assignment: Assignment,
+        checkpointer: Checkpointer,
+        outbox: Outbox,
+        settings: Settings,
+        fail: Fail,
+    ) -> None:
+        super().__init__()
+        self._consumer = consumer
+        self._assignment = assignment
+        self._checkpointer = checkpointer
+        self._outbox = outbox
+        self._settings = settings
+        self._fail = fail
+        self._paused: dict[Any, None] = {}
+        self._running: asyncio.Task[None] | None = None
+        self.failed = False
+        #: Set while the pump has nothing to do: the last poll found nothing, or is still waiting.
+        self.idle = asyncio.Event()
+
+    async def on_start(self) -> None:
+        await self._consumer.start(self._assignment)
+        self._running = asyncio.create_task(self._run(), name="intake")
+
+    async def _run(self) -> None:
+        try:
+            await self._pump()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever breaks the intake stops the worker
+            self._fail(error)
+
+    async def _pump(self) -> None:
+        consumer, assignment, outbox = self._consumer, self._assignment, self._outbox
+        limit = self._settings.max_buffered
+        while True:
+            batches = await consumer.poll(LOOK_ROUND if self._paused else IDLE)
+            if batches:
+                assignment.add(batches)
+                await outbox.ready()
+            # One turn of the loop: the agents work off what they were given.
+            await asyncio.sleep(0)
+            if self._paused:
+                self._resume()
+            if assignment.backlog >= limit:
+                await self._drain(limit)
+
+    async def _drain(self, limit: int) -> None:
+        """Wait until there is room again, or until it is clear which partitions hold it up, and pause those."""
+        assignment = self._assignment
+        while self._unpaused_backlog() >= limit:
+            assignment.progress.clear()
+            try:
+                await asyncio.wait_for(assignment.progress.wait(), FULL_FOR)
+            except TimeoutError:
+                share = max(1, limit // (2 * max(1, len(assignment.sources))))
+                slow = [
+                    tp
+                    for tp, source in assignment.sources.items()
+                    if tp not in self._paused and source.ledger.unfinished >= share
+                ]
+                self._paused.update(dict.fromkeys(slow))
+                for tp in slow:
+                    assignment.sources[tp].end = None  # while it is paused nobody tells how far it goes
+                self._consumer.pause(slow)
+                return
+
+    def _unpaused_backlog(self) -> int:
+        return sum(
+            source.ledger.unfinished for tp, source in self._assignment.sources.items() if tp not in self._paused
+        )
+
+    def _resume(self) -> None:
+        sources = self._assignment.sources
+        enough = max(1, self._settings.max_buffered // (8 * max(1, len(sources))))
+        again = [tp for tp in self._paused if tp in sources and sources[tp].ledger.unfinished <= enough]
+        self._consumer.resume(again)
+        self._paused = {tp: None for tp in self._paused if tp in sources and tp not in again}
+
+    async def on_stop(self) -> None:
+        """Stop taking in, let the agents finish, commit, leave: in this order, so that nothing is done twice."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
+        await self._assignment.close(self._settings.stop_timeout.total_seconds())
+        try:
+            await self._checkpointer.checkpoint(self._assignment)
+        except AgenticError as error:
+            self._fail(error)
+        await self._consumer.close()

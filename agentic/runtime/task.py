@@ -1,0 +1,246 @@
+"""A task: one partition number of one group of topics, with its agents' instances.
+
+It is the unit of ownership and of order. Its sources' events are merged by timestamp and
+handed to the slots of the agents that read them; everything in it is touched by one loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from agentic.agent import Agent
+from agentic.brokers.base import TopicPartition
+from agentic.core.choice import Head, Wait, choose
+from agentic.errors import AgentFailed, AgenticError
+from agentic.metrics import Metrics
+from agentic.runtime.outbox import Outbox
+from agentic.runtime.partition import SourcePartition
+from agentic.runtime.slot import ApplyFailed, FilteringSlot, Slot
+from agentic.settings import Settings
+from agentic.stream import Event
+
+log = logging.getLogger("agentic.worker")
+
+
+class Task:
+    """The work on one partition number of one group of topics.
+
+    Args:
+        agents: those that read the group's topics.
+        fail: called once when an agent or a record stops the worker.
+        progress: called whenever events have been completed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        agents: Sequence[Agent],
+        *,
+        settings: Settings,
+        outbox: Outbox,
+        metrics: Metrics,
+        fail: Callable[[BaseException], None],
+        progress: Callable[[], None],
+    ) -> None:
+        self.name = name
+        self.sources: dict[TopicPartition, SourcePartition] = {}
+        self._settings = settings
+        self._max_idle = None if settings.max_idle is None else settings.max_idle.total_seconds()
+        self._metrics = metrics
+        self._fail = fail
+        self._progress = progress
+        self._idle_since: float | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._closing = False
+        dropped = metrics.counter("dropped", reason="filtered").add
+        self.slots: list[Slot[Any]] = [
+            FilteringSlot(agent, self, outbox, dropped)
+            if any(source.predicates for source in agent.sources)
+            else Slot(agent, self, outbox)
+            for agent in agents
+        ]
+        self._readers: dict[str, list[Slot[Any]]] = {}
+        for slot in self.slots:
+            for topic in slot.agent.topics:
+                self._readers.setdefault(topic.name, []).append(slot)
+        self._counted = dict.fromkeys(self.slots, (0, 0))
+        self._runs: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Start the agents' instances; they wait for events."""
+        self._runs = [
+            asyncio.create_task(self._run(slot), name=f"agent {slot.agent.name} of task {self.name}")
+            for slot in self.slots
+        ]
+
+    # -- events -------------------------------------------------------------------------------
+
+    def add_source(self, source: SourcePartition) -> None:
+        """A partition has come to this task."""
+        self.sources[source.tp] = source
+        # Ties between equal timestamps go by topic and partition, whatever the order of arrival.
+        self.sources = dict(sorted(self.sources.items()))
+
+    def feed(self) -> None:
+        """Hand over all events that may be chosen now."""
+        if self._closing:
+            return
+        if len(self.sources) == 1:
+            (source,) = self.sources.values()
+            if source.buffer:
+                self._hand_over(source.tp.topic, source.buffer)
+                source.buffer.clear()
+        else:
+            self._merge()
+        self._meet_poison()
+
+    def _merge(self) -> None:
+        sources = list(self.sources.values())
+        heads = [self._head(source) for source in sources]
+        runs: list[tuple[str, list[Event]]] = []
+        while not isinstance(chosen := choose(heads, self._waited(), self._max_idle), Wait):
+            source = sources[chosen]
+            event = source.buffer.popleft()
+            if runs and runs[-1][0] == source.tp.topic:
+                runs[-1][1].append(event)
+            else:
+                runs.append((source.tp.topic, [event]))
+            heads[chosen] = self._head(source)
+            if all(head.timestamp is not None for head in heads):
+                self._idle_since = None
+        self._await_idle(chosen)
+        for topic, events in runs:
+            self._hand_over(topic, events)
+
+    @staticmethod
+    def _head(source: SourcePartition) -> Head:
+        return Head(source.buffer[0].timestamp if source.buffer else None, source.caught_up)
+
+    def _waited(self) -> float:
+        now = asyncio.get_running_loop().time()
+        if self._idle_since is None:
+            self._idle_since = now
+        return now - self._idle_since
+
+    def _await_idle(self, wait: Wait) -> None:
+        """Look again when `max_idle` has passed, if that is all that holds events back."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if not any(source.buffer for source in self.sources.values()):
+            self._idle_since = None
+        elif wait.idle and self._max_idle is not None and self._idle_since is not None:
+            self._alarm = asyncio.get_running_loop().call_at(self._idle_since + self._max_idle, self.feed)
+
+    def _hand_over(self, topic: str, events: Sequence[Event]) -> None:
+        for slot in self._readers[topic]:
+            slot.put(events)
+
+    def _meet_poison(self) -> None:
+        """Stop for a record that can't be decoded, once all before it is done."""
+        for source in self.sources.values():
+            if source.poison is not None and not source.buffer and not any(slot.pending for slot in self.slots):
+                self._fail(source.poison)
+
+    def drained(self, slot: Slot[Any]) -> None:
+        """A slot has run out of events."""
+        self._count(slot)
+        if any(source.poison for source in self.sources.values()):
+            self._meet_poison()
+        self._progress()
+
+    def _count(self, slot: Slot[Any]) -> None:
+        done, sent = slot.handed - slot.pending, slot.sent
+        before_done, before_sent = self._counted[slot]
+        self._counted[slot] = done, sent
+        self._metrics.counter("events_done", agent=slot.agent.name).add(done - before_done)
+        self._metrics.counter("events_out", agent=slot.agent.name).add(sent - before_sent)
+
+    def count(self) -> None:
+        """Bring the metrics up to date."""
+        for slot in self.slots:
+            self._count(slot)
+
+    # -- agents -------------------------------------------------------------------------------
+
+    async def _run(self, slot: Slot[Any]) -> None:
+        """Run one agent's instance, again after each event that the policy skips."""
+        while True:
+            failure: AgenticError
+            try:
+                await slot.run()
+                if slot.closing:
+                    return
+                failure = AgentFailed(
+                    f"agent {slot.agent.name!r} ended before its stream did{_at(slot)}; it must loop over the stream"
+                )
+                self._fail(failure)
+                return
+            except asyncio.CancelledError:
+                raise
+            except ApplyFailed as error:
+                self._fail(error)
+                return
+            except Exception as error:
+                failure = AgentFailed(f"agent {slot.agent.name!r} failed{_at(slot)}: {type(error).__name__}: {error}")
+                failure.__cause__ = error
+                if self._settings.on_error == "stop" or not slot.current():
+                    self._fail(failure)
+                    return
+                skipped = len(slot.current())
+                slot.give_up()
+                self._metrics.counter("dropped", reason="agent_error").add(skipped)
+                log.error("%s; skipped", failure, exc_info=error)
+
+    async def close(self, deadline: float) -> bool:
+        """End the agents; what they work on may finish until `deadline` by the loop's clock.
+
+        Returns:
+            Whether all ended by themselves. Of one that did not, nothing is applied.
+        """
+        self._closing = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+        for slot in self.slots:
+            slot.close()
+        runs = [run for run in self._runs if not run.done()]
+        if runs:
+            await asyncio.wait(runs, timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
+        late = [run for run in runs if not run.done()]
+        await self.cancel()
+        self.count()
+        return not late
+
+    async def cancel(self) -> None:
+        """End the agents at once; what they work on is left to the next owner."""
+        self._closing = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+        runs = [run for run in self._runs if not run.done()]
+        for slot in self.slots:
+            slot.close()
+        for run in runs:
+            run.cancel()
+        if runs:
+            await asyncio.wait(runs, timeout=CANCEL_TIMEOUT)
+        if stuck := [run.get_name() for run in runs if not run.done()]:
+            log.warning("does not end although it was cancelled: %s", ", ".join(stuck))
+        for slot in self.slots:
+            slot.abandon()
+
+
+#: Seconds that a cancelled agent has to end; one that swallows its cancellation must not hold up a rebalance.
+CANCEL_TIMEOUT = 2.0
+
+
+def _at(slot: Slot[Any]) -> str:
+    """Say where an agent is: topic, partition, offset and key."""
+    events = slot.current()
+    if not events:
+        return ""
+    event = events[-1]
+    several = f" (the last of {len(events)} taken together)" if len(events) > 1 else ""
+    return f" on {event.topic}-{event.partition} offset {event.offset} key {event.key!r}{several}"

@@ -1,0 +1,181 @@
+"""A worker: the tree of services around one app's tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+
+from mode import Service
+
+from agentic import brokers
+from agentic.app import App
+from agentic.brokers.base import Broker
+from agentic.runtime import topics
+from agentic.runtime.assignment import Assignment
+from agentic.runtime.checkpoint import Checkpointer
+from agentic.runtime.outbox import AppOutlet, Outbox, wall_ms
+from agentic.runtime.services import (
+    BrokerService,
+    CheckpointService,
+    IntakeService,
+    LifespanService,
+    OutboxService,
+    TasksService,
+)
+
+log = logging.getLogger("agentic.worker")
+
+#: A coroutine function that runs beside the worker: the command line's summary, for one.
+Reporter = Callable[[App], Awaitable[None]]
+
+#: Seconds that a user's task has to end once it is cancelled.
+TASK_TIMEOUT = 5.0
+
+
+class Worker(Service):
+    """Runs an app's agents on the partitions that its group gives it.
+
+    Args:
+        app: checked before anything is opened.
+        broker: by default the one that the app's settings name.
+        now: the wall clock, in milliseconds.
+
+    Attributes:
+        failure: why the worker has to stop, None while all is well.
+        stopping: set when it has to, for a failure or on request.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        broker: Broker | None = None,
+        now: Callable[[], int] = wall_ms,
+        reporters: Sequence[Reporter] = (),
+    ) -> None:
+        super().__init__()
+        app.check()
+        self.app = app
+        self.broker = broker or brokers.connect(app.settings.broker, app.settings.kafka)
+        self.failure: BaseException | None = None
+        self.stopping = asyncio.Event()
+        self.assignment: Assignment | None = None
+        self._now = now
+        self._reporters = list(reporters)
+        self._checkpointer: Checkpointer | None = None
+
+    async def on_start(self) -> None:
+        """Connect, look at the topics, surround, take in: each step needs the ones before it."""
+        app, settings = self.app, self.app.settings
+        await self.add_runtime_dependency(BrokerService(self.broker, settings.start_timeout.total_seconds()))
+        await topics.ensure(app, self.broker)
+        exactly_once = settings.delivery == "exactly_once"
+        producer = self.broker.producer(transactional_id=self._transactional_id() if exactly_once else None)
+        outbox = Outbox(producer, transactional=exactly_once)
+        outlet = AppOutlet(self.broker.producer, app.metrics, self._now)
+        await self.add_runtime_dependency(OutboxService(app, outbox, outlet))
+        await self.add_runtime_dependency(LifespanService(app, outlet, self.fail))
+        if app.agents:
+            await self._start_agents(outbox)
+        tasks = [(f"task {getattr(fn, '__name__', 'anonymous')!r}", fn) for fn in app.tasks]
+        tasks += [("reporter", _bound(reporter, app)) for reporter in self._reporters]
+        await self.add_runtime_dependency(TasksService(tasks, outlet, self.fail, TASK_TIMEOUT))
+
+    async def _start_agents(self, outbox: Outbox) -> None:
+        app, settings = self.app, self.app.settings
+        consumer = self.broker.consumer(
+            app.name,
+            [topic.name for topic in app.sources()],
+            instance=settings.instance,
+            offset_reset=settings.offset_reset,
+            session_timeout=settings.session_timeout.total_seconds(),
+        )
+        self._checkpointer = Checkpointer(consumer, outbox, app.metrics)
+        self.assignment = Assignment(
+            list(app.agents.values()),
+            consumer,
+            settings=settings,
+            outbox=outbox,
+            metrics=app.metrics,
+            checkpoint=self._checkpoint_only,
+            fail=self.fail,
+        )
+        interval = settings.commit_interval.total_seconds()
+        await self.add_runtime_dependency(
+            IntakeService(consumer, self.assignment, self._checkpointer, outbox, settings, self.fail)
+        )
+        # Stops before the intake does, whose own stop makes the last checkpoint.
+        await self.add_runtime_dependency(CheckpointService(self.checkpoint, self.assignment, interval, self.fail))
+
+    def _transactional_id(self) -> str:
+        """A restart of the same instance takes over its id, and so ends what the former left open."""
+        instance = self.app.settings.instance or f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
+        return f"{self.app.name}-{instance}"
+
+    async def _checkpoint_only(self) -> bool:
+        assert self._checkpointer is not None and self.assignment is not None, "an app with agents has both"
+        return await self._checkpointer.checkpoint(self.assignment)
+
+    async def checkpoint(self) -> None:
+        """Commit all that is finished now; after an undone transaction, read its events again."""
+        if self.assignment is not None and not await self._checkpoint_only():
+            await self.assignment.reset()
+
+    def fail(self, failure: BaseException) -> None:
+        """Stop the worker for this; the first failure is the one that is told."""
+        if self.failure is None:
+            self.failure = failure
+        self.stopping.set()
+
+    def request_stop(self) -> None:
+        """Stop in order: drain, commit, leave."""
+        self.stopping.set()
+
+    async def used_up(self) -> None:
+        """Return when the input of all sources has been worked off and committed.
+
+        That is: every partition of the group is owned, ours are read to their end, nothing is
+        under way, and a fresh look at the ends says the same after the commit. Timers on the
+        wall clock and tasks are not waited for.
+        """
+        assignment = self.assignment
+        if assignment is None:
+            return
+        while True:
+            assignment.progress.clear()
+            if await self._all_done(assignment):
+                return
+            try:
+                await asyncio.wait_for(assignment.progress.wait(), 0.05)
+            except TimeoutError:
+                continue
+
+    async def _all_done(self, assignment: Assignment) -> bool:
+        def worked_off() -> bool:
+            return not assignment.backlog and all(source.caught_up for source in assignment.sources.values())
+
+        if not assignment.ever_assigned.is_set() or not worked_off():
+            return False
+        await self.checkpoint()
+        if not worked_off() or not await self._all_owned(assignment):
+            return False
+        ends = await self.broker.end_offsets(assignment.sources)
+        return worked_off() and all(
+            (source.ledger.position or 0) >= ends[tp] for tp, source in assignment.sources.items()
+        )
+
+    async def _all_owned(self, assignment: Assignment) -> bool:
+        """Is there no partition of our sources that nobody has taken yet?"""
+        known = await self.broker.topics()
+        every = {(topic.name, n) for topic in self.app.sources() for n in range(known.get(topic.name, 0))}
+        if every <= set(assignment.sources):
+            return True
+        group = await self.broker.describe_group(self.app.name)
+        return every <= {tp for owned in group.members.values() for tp in owned} | set(assignment.sources)
+
+
+def _bound(reporter: Reporter, app: App) -> Callable[[], Awaitable[None]]:
+    return lambda: reporter(app)
