@@ -22,7 +22,7 @@ CLOSE = 15.0
 #: Records of paused partitions that are kept on the loop before their fetching is stopped:
 #: stopping throws away what is fetched, and starting again costs a round trip.
 KEEP = 3_000
-#: Characters of a commit's metadata that a broker takes (offset.metadata.max.bytes).
+#: Bytes of UTF-8 of a commit's metadata that a broker takes (offset.metadata.max.bytes).
 METADATA_LIMIT = 4_096
 
 
@@ -290,7 +290,6 @@ def check_metadata(positions: Mapping[TopicPartition, Position]) -> None:
         BrokerError: names the partition and the length.
     """
     for tp, position in positions.items():
-        if len(position.metadata) > METADATA_LIMIT:
-            raise BrokerError(
-                f"commit of {tp}: metadata of {len(position.metadata)} characters; a broker takes {METADATA_LIMIT}"
-            )
+        size = len(position.metadata.encode())
+        if size > METADATA_LIMIT:
+            raise BrokerError(f"commit of {tp}: metadata of {size} bytes; a broker takes {METADATA_LIMIT}")
