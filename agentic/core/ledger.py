@@ -221,6 +221,12 @@ class OffsetLedger:
         return self._position if first is None else first
 
     @property
+    def stream_time(self) -> int | None:
+        """The greatest timestamp below the base, in ms; None while there is none."""
+        base = self.base
+        return self._time if base is None else self._stream_time(base)
+
+    @property
     def room(self) -> bool:
         """May another offset be finished out of order? While it may, a commit's metadata always fits."""
         base = self.base

@@ -35,7 +35,13 @@ LOOK_ROUND = 0.1
 IDLE = 60.0
 
 
-class BrokerService(Service):
+class Part(Service):
+    """A service that speaks of its own life cycle at debug level only."""
+
+    mundane_level = "debug"
+
+
+class BrokerService(Part):
     """The connection: first to come, last to go."""
 
     def __init__(self, broker: Broker, timeout: float) -> None:
@@ -50,7 +56,7 @@ class BrokerService(Service):
         await self._broker.close()
 
 
-class OutboxService(Service):
+class OutboxService(Part):
     """The producers. They outlive the agents, whose last effects go through them."""
 
     def __init__(self, app: App, outbox: Outbox, outlet: AppOutlet) -> None:
@@ -68,7 +74,7 @@ class OutboxService(Service):
         await self._outbox.producer.close()
 
 
-class LifespanService(Service):
+class LifespanService(Part):
     """The user's surroundings of the work: entered before the first event, left after the last."""
 
     def __init__(self, app: App, outlet: AppOutlet, fail: Fail) -> None:
@@ -98,7 +104,7 @@ class LifespanService(Service):
             self._fail(failure)
 
 
-class TasksService(Service):
+class TasksService(Part):
     """Coroutines that run while the worker does: the user's tasks, and the reporters of whoever runs us."""
 
     def __init__(
@@ -139,7 +145,7 @@ class TasksService(Service):
                 log.warning("%s does not end although it was cancelled", task.get_name())
 
 
-class CheckpointService(Service):
+class CheckpointService(Part):
     """Commits at the interval, while there is something to commit; a last time after the agents have ended."""
 
     def __init__(
@@ -172,7 +178,7 @@ class CheckpointService(Service):
             await asyncio.wait([self._running])
 
 
-class IntakeService(Service):
+class IntakeService(Part):
     """Membership and intake: joins the group, pumps batches to the tasks, leaves the group.
 
     Back-pressure comes in two steps. While the worker is as full as `max_buffered` allows, nothing

@@ -8,8 +8,6 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 
-from mode import Service
-
 from agentic import brokers
 from agentic.app import App
 from agentic.brokers.base import Broker
@@ -23,6 +21,7 @@ from agentic.runtime.services import (
     IntakeService,
     LifespanService,
     OutboxService,
+    Part,
     TasksService,
 )
 
@@ -35,7 +34,7 @@ Reporter = Callable[[App], Awaitable[None]]
 TASK_TIMEOUT = 5.0
 
 
-class Worker(Service):
+class Worker(Part):
     """Runs an app's agents on the partitions that its group gives it.
 
     Args:
