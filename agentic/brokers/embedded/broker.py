@@ -1,0 +1,130 @@
+"""What a broker over a store in reach does, whatever the store."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from weakref import WeakSet
+
+from agentic.brokers.base import GroupInfo, Position, TopicInfo, TopicPartition, TopicSpec
+from agentic.brokers.embedded.consumer import EmbeddedConsumer, check_positions
+from agentic.brokers.embedded.feed import EmbeddedReader
+from agentic.brokers.embedded.producer import EmbeddedProducer, TransactionalProducer
+from agentic.brokers.embedded.store import Store
+from agentic.errors import BrokerError, TopicExists, UnknownTopic
+
+#: Kafka's rule for topic names.
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+def check_spec(spec: TopicSpec) -> None:
+    """Raises `BrokerError` for a topic that can't be, by Kafka's rules."""
+    if not _NAME.fullmatch(spec.name) or spec.name in (".", ".."):
+        raise BrokerError(f"topic {spec.name!r}: a name has 1 to 249 of the characters A-Z a-z 0-9 . _ -")
+    if spec.partitions < 1:
+        raise BrokerError(f"topic {spec.name!r}: {spec.partitions} partitions; a topic has at least one")
+    for what, limit in (("retention_ms", spec.retention_ms), ("retention_bytes", spec.retention_bytes)):
+        if limit is not None and limit < 0:
+            raise BrokerError(f"topic {spec.name!r}: {what} {limit}: must be at least 0, or None for no limit")
+
+
+class EmbeddedBroker:
+    """All of `agentic.brokers.base.Broker` but `open` and `close`."""
+
+    creates_topics = True
+    url: str
+
+    def __init__(self) -> None:
+        self._clients: WeakSet[EmbeddedConsumer | EmbeddedProducer] = WeakSet()
+
+    @property
+    def _store(self) -> Store:
+        raise NotImplementedError
+
+    def consumer(
+        self,
+        group: str,
+        topics: Sequence[str],
+        *,
+        instance: str | None = None,
+        offset_reset: str = "earliest",
+        session_timeout: float = 45.0,
+    ) -> EmbeddedConsumer:
+        consumer = EmbeddedConsumer(
+            self._store, group, topics, instance=instance, offset_reset=offset_reset, session_timeout=session_timeout
+        )
+        self._clients.add(consumer)
+        return consumer
+
+    def reader(self, offsets: Mapping[TopicPartition, int]) -> EmbeddedReader:
+        return EmbeddedReader(self._store, offsets)
+
+    def producer(self, *, transactional_id: str | None = None) -> EmbeddedProducer:
+        if transactional_id is None:
+            producer = EmbeddedProducer(self._store)
+        else:
+            producer = TransactionalProducer(self._store, transactional_id)
+        self._clients.add(producer)
+        return producer
+
+    async def topics(self) -> dict[str, int]:
+        with self._store.view() as view:
+            return dict(view.topics())
+
+    async def describe_topic(self, name: str) -> TopicInfo:
+        with self._store.view() as view:
+            return view.describe(name)
+
+    async def create_topics(self, specs: Iterable[TopicSpec]) -> None:
+        specs = list(specs)
+        for spec in specs:
+            check_spec(spec)
+        with self._store.change() as change:
+            known = change.topics()
+            for spec in specs:
+                if spec.name in known:
+                    raise TopicExists(
+                        f"{self._store.name}: topic {spec.name!r} exists already, with {known[spec.name]} partitions"
+                    )
+                change.create(spec)
+
+    async def delete_topics(self, names: Iterable[str]) -> None:
+        names = list(dict.fromkeys(names))
+        with self._store.change() as change:
+            known = change.topics()
+            if missing := [name for name in names if name not in known]:
+                raise UnknownTopic(
+                    f"{self._store.name}: no topic {', '.join(map(repr, missing))}; nothing was deleted,"
+                    " see agentic topics list"
+                )
+            for name in names:
+                change.delete(name)
+
+    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        with self._store.view() as view:
+            return {tp: view.bounds(tp)[1] for tp in partitions}
+
+    async def groups(self) -> list[str]:
+        with self._store.view() as view:
+            return sorted(view.groups())
+
+    async def describe_group(self, name: str) -> GroupInfo:
+        with self._store.view() as view:
+            membership = view.membership(name)
+            positions = view.positions(name)
+        live = membership.live(self._store.clock())
+        return GroupInfo(name, {member: sorted(membership.owned(member)) for member in live}, positions)
+
+    async def set_positions(self, group: str, positions: Mapping[TopicPartition, Position | None]) -> None:
+        check_positions(group, positions)
+        with self._store.change() as change:
+            membership = change.membership(group)
+            now = self._store.clock()
+            membership.evict(now, self._store.dead)
+            if live := membership.live(now):
+                raise BrokerError(
+                    f"group {group!r} has {len(live)} live members; stop its workers before its positions are set"
+                )
+            for tp, position in positions.items():
+                change.bounds(tp)
+                change.set_position(group, tp, position)
