@@ -76,10 +76,13 @@ def _place(error: BaseException) -> str:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(("<", ours)) and os.path.basename(os.path.dirname(frame.filename)) != "importlib"
+        if not frame.filename.startswith(("<", ours))
+        and os.path.basename(os.path.dirname(frame.filename)) != "importlib"
     ]
     here = os.getcwd()
-    own = [frame for frame in frames if frame.filename.startswith(here + os.sep) and "site-packages" not in frame.filename]
+    own = [
+        frame for frame in frames if frame.filename.startswith(here + os.sep) and "site-packages" not in frame.filename
+    ]
     frame = (own or frames)[-1] if frames else None
     return f"{_short(frame.filename)}, line {frame.lineno}" if frame else "no line known"
 

@@ -1,0 +1,5 @@
+"""``python -m agentic`` is ``agentic``."""
+
+from agentic.cli import main
+
+main()

@@ -1,0 +1,174 @@
+"""What every command can be told: which app, which broker, which settings. Before or after its name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import click
+
+from agentic import brokers, settings
+from agentic.app import App
+from agentic.brokers.base import Broker
+from agentic.cli import apps
+from agentic.settings import Settings
+
+T = TypeVar("T")
+
+
+@dataclass
+class Choice:
+    """What the shared options said, over all places where they stood.
+
+    Attributes:
+        where: the app, as ``module[:app]``; None without one.
+        overrides: settings by name, as they were typed.
+        debug: show tracebacks.
+    """
+
+    where: str | None = None
+    overrides: dict[str, str] = field(default_factory=dict)
+    debug: bool = False
+    _app: App | None = None
+
+    def app(self) -> App:
+        """Return the app with its settings overridden. Raises `click.UsageError` where none was named."""
+        if self.where is None:
+            raise click.UsageError("which app? Say -A MODULE, or set AGENTIC_APP")
+        if self._app is None:
+            app = apps.load(self.where)
+            if self.overrides:
+                app.configure(**self.overrides)
+            self._app = app
+        return self._app
+
+    def app_if_named(self) -> App | None:
+        """Return the app, None where none was named."""
+        return None if self.where is None else self.app()
+
+    def settings(self) -> Settings:
+        """Return the app's settings; without an app, what environment and command line say.
+
+        Raises:
+            click.UsageError: neither an app nor a broker was named: we would have to guess a log.
+        """
+        app = self.app_if_named()
+        if app is not None:
+            return app.settings
+        alone = settings.resolve({"name": "agentic"}, override=self.overrides)
+        if alone.origins["broker"] == "default":
+            raise click.UsageError("which broker? Say -A MODULE for an app's, or --broker URL")
+        return alone
+
+    def arguments(self) -> list[str]:
+        """Return the command line that says the same to another process."""
+        said = ["-A", self.where] if self.where is not None else []
+        said += [arg for name, text in self.overrides.items() for arg in ("--set", f"{name}={text}")]
+        return [*said, "--debug"] if self.debug else said
+
+    def with_broker(self, work: Callable[[Broker], Awaitable[T]]) -> T:
+        """Run `work` with the chosen broker, opened and closed around it.
+
+        Raises:
+            BrokerUnavailable: it could not be reached within ``start_timeout``.
+        """
+        chosen = self.settings()
+
+        async def connected() -> T:
+            broker = brokers.connect(chosen.broker, chosen.kafka)
+            await broker.open(chosen.start_timeout.total_seconds())
+            try:
+                return await work(broker)
+            finally:
+                await broker.close()
+
+        return asyncio.run(connected())
+
+
+def current() -> Choice:
+    """Return the choice of the command that runs."""
+    return click.get_current_context().find_root().ensure_object(Choice)
+
+
+def _keep_app(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    if value:
+        ctx.find_root().ensure_object(Choice).where = value
+
+
+def _keep_debug(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.find_root().ensure_object(Choice).debug = True
+
+
+def _keep_setting(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value is not None and param.name is not None:
+        ctx.find_root().ensure_object(Choice).overrides[param.name] = value
+
+
+def _keep_settings(ctx: click.Context, _: click.Parameter, value: tuple[str, ...]) -> None:
+    for each in value:
+        name, equals, text = each.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{each!r}: write NAME=VALUE")
+        ctx.find_root().ensure_object(Choice).overrides[name.replace("-", "_")] = text
+
+
+def options(*, root: bool) -> list[click.Option]:
+    """Return the shared options.
+
+    Args:
+        root: they stand before the command's name; only there the environment is asked, since
+            what is typed after the name must win over it.
+    """
+    choices = {"text": ["text", "json"], "level": ["debug", "info", "warning", "error"]}
+    return [
+        click.Option(
+            ["-A", "--app", "where"],
+            metavar="MODULE[:APP]",
+            envvar="AGENTIC_APP" if root else None,
+            callback=_keep_app,
+            expose_value=False,
+            # Before --help, so that the help can show the app's own commands.
+            is_eager=True,
+            help="The app. Also AGENTIC_APP.",
+        ),
+        click.Option(
+            ["--broker"],
+            metavar="URL",
+            callback=_keep_setting,
+            expose_value=False,
+            help="local://DIR, kafka://HOST:PORT,… or memory://.",
+        ),
+        click.Option(
+            ["--set", "assignments"],
+            metavar="NAME=VALUE",
+            multiple=True,
+            callback=_keep_settings,
+            expose_value=False,
+            help="Override a setting; may be repeated.",
+        ),
+        click.Option(
+            ["--log"],
+            type=click.Choice(choices["text"]),
+            callback=_keep_setting,
+            expose_value=False,
+            help="Form of the log lines.",
+        ),
+        click.Option(
+            ["--log-level"],
+            type=click.Choice(choices["level"]),
+            callback=_keep_setting,
+            expose_value=False,
+            help="Least severe level that is logged.",
+        ),
+        click.Option(
+            ["--debug"],
+            is_flag=True,
+            envvar="AGENTIC_DEBUG" if root else None,
+            callback=_keep_debug,
+            expose_value=False,
+            help="Show the traceback of an error. Also AGENTIC_DEBUG=1.",
+        ),
+    ]

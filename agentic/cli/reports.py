@@ -1,0 +1,149 @@
+"""What a worker says of its work: a line every ten seconds, a live table, a word at the end.
+
+Reporters run beside the worker and read `App.metrics`; they are cancelled when it stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from agentic.app import App
+from agentic.metrics import Counter, Gauge, Metrics
+from agentic.runtime.logging import setup
+
+log = logging.getLogger("agentic.worker")
+
+#: Seconds between two summary lines.
+SUMMARY_EVERY = 10.0
+#: Seconds between two looks of the live table: quick enough to seem alive, and nothing to a worker.
+LIVE_EVERY = 0.5
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A worker's totals at one moment."""
+
+    at: float
+    events_in: float
+    events_out: float
+    dropped: dict[str, float]
+    lag: float | None
+    commit_p99: float | None
+
+    @classmethod
+    def of(cls, metrics: Metrics) -> Numbers:
+        """Read them off the registry."""
+        lags = [metric.value for metric in metrics if isinstance(metric, Gauge) and metric.name == "lag"]
+        known = [lag for lag in lags if lag is not None]
+        return cls(
+            at=time.monotonic(),
+            events_in=metrics.total("events_in"),
+            events_out=metrics.total("events_out"),
+            dropped=by_label(metrics, "dropped", "reason"),
+            lag=sum(known) if known else None,
+            commit_p99=metrics.latency("commit_seconds").quantile(0.99),
+        )
+
+
+def by_label(metrics: Metrics, name: str, label: str) -> dict[str, float]:
+    """Return the sums of a counter or gauge by one of its labels, in the labels' order."""
+    sums: dict[str, float] = {}
+    for metric in metrics:
+        if metric.name == name and isinstance(metric, Counter | Gauge) and metric.value is not None:
+            key = dict(metric.labels).get(label, "")
+            sums[key] = sums.get(key, 0) + metric.value
+    return dict(sorted(sums.items()))
+
+
+def summary_line(now: Numbers, before: Numbers) -> str:
+    """Return what happened between two moments, on one line."""
+    seconds = max(now.at - before.at, 1e-9)
+    parts = [
+        f"in {now.events_in:,.0f} ({(now.events_in - before.events_in) / seconds:,.0f}/s)",
+        f"out {now.events_out:,.0f} ({(now.events_out - before.events_out) / seconds:,.0f}/s)",
+    ]
+    if now.lag is not None:
+        parts.append(f"lag {now.lag:,.0f}")
+    if now.commit_p99 is not None:
+        parts.append(f"commit p99 {now.commit_p99 * 1000:,.0f} ms")
+    if now.dropped:
+        parts.append("dropped " + _reasons(now.dropped))
+    return ", ".join(parts)
+
+
+def _reasons(dropped: dict[str, float]) -> str:
+    return ", ".join(f"{reason} {count:,.0f}" for reason, count in dropped.items())
+
+
+async def summary(app: App) -> None:
+    """Log a line every ten seconds."""
+    before = Numbers.of(app.metrics)
+    while True:
+        await asyncio.sleep(SUMMARY_EVERY)
+        now = Numbers.of(app.metrics)
+        log.info("%s", summary_line(now, before))
+        before = now
+
+
+async def live(app: App) -> None:
+    """Draw a table that changes while the worker works; without a terminal, once at the end."""
+    began = before = Numbers.of(app.metrics)
+    with _screen(app) as screen:
+        try:
+            while True:
+                await asyncio.sleep(LIVE_EVERY)
+                now = Numbers.of(app.metrics)
+                screen.update(tables(app, now, before), refresh=True)
+                before = now
+        finally:
+            screen.update(tables(app, Numbers.of(app.metrics), began), refresh=True)
+
+
+@contextlib.contextmanager
+def _screen(app: App) -> Iterator[Live]:
+    """A live display that log lines pass above, in place of through."""
+    with Live(console=Console(), auto_refresh=False) as screen:
+        # While it is drawn, the display has put itself in place of standard error.
+        setup(app.settings, sys.stderr)
+        try:
+            yield screen
+        finally:
+            setup(app.settings, sys.__stderr__)
+
+
+def tables(app: App, now: Numbers, before: Numbers) -> Group:
+    """Return the live display: agents, topics, and a line of totals."""
+    agents = Table("agent", title=f"{app.name} on {app.settings.broker}", title_justify="left")
+    for column in ("done", "sent"):
+        agents.add_column(column, justify="right")
+    done, sent = by_label(app.metrics, "events_done", "agent"), by_label(app.metrics, "events_out", "agent")
+    for name in app.agents:
+        agents.add_row(name, f"{done.get(name, 0):,.0f}", f"{sent.get(name, 0):,.0f}")
+    topics = Table("topic")
+    for column in ("in", "lag"):
+        topics.add_column(column, justify="right")
+    read, lag = by_label(app.metrics, "events_in", "topic"), by_label(app.metrics, "lag", "topic")
+    for topic in app.sources():
+        behind = f"{lag[topic.name]:,.0f}" if topic.name in lag else "?"
+        topics.add_row(topic.name, f"{read.get(topic.name, 0):,.0f}", behind)
+    return Group(agents, topics, summary_line(now, before))
+
+
+def final_line(metrics: Metrics, seconds: float) -> str:
+    """Return what a run has done, on one line."""
+    events_in, events_out = metrics.total("events_in"), metrics.total("events_out")
+    line = f"{events_in:,.0f} events in, {events_out:,.0f} out, in {seconds:.1f} s"
+    if seconds > 0 and events_in:
+        line += f" ({events_in / seconds:,.0f} events/s)"
+    dropped = by_label(metrics, "dropped", "reason")
+    return line + (f"; dropped: {_reasons(dropped)}" if dropped else "")

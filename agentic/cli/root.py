@@ -1,0 +1,146 @@
+"""The root command: finds the others, ours by name and the user's in the app, and says errors on one line."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from agentic import __version__
+from agentic.cli import base, choice
+from agentic.cli.choice import Choice
+from agentic.errors import AgenticError
+
+#: Our commands with the first line of their help, so that ``agentic --help`` imports none of them.
+COMMANDS = {
+    "worker": "Run the app until a signal stops it.",
+    "run": "Run the app until its input is used up.",
+    "new": "Start a project from a template.",
+    "send": "Send one record, or the lines of a file.",
+    "tail": "Show a topic's records.",
+    "topics": "List, describe, create and delete topics.",
+    "groups": "List and describe consumer groups.",
+    "doctor": "Check settings, versions, broker and topics.",
+}
+
+#: What a shell reports of a program that SIGPIPE or SIGINT ended.
+BROKEN_PIPE, INTERRUPTED = 141, 130
+
+
+class Root(base.Group):
+    """``agentic``."""
+
+    root = True
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*COMMANDS, *self._own(ctx)]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name in COMMANDS:
+            command: click.Command = getattr(import_module(f"agentic.cli.{name}"), name)
+            return command
+        app = ctx.find_root().ensure_object(Choice).app_if_named()
+        if app is None or name not in app.commands:
+            return None
+        from agentic.cli.own import own_command
+
+        return own_command(app, app.commands[name])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS:
+            # The app tells whether there is such a command, so its name is needed before the options are read.
+            chosen = ctx.find_root().ensure_object(Choice)
+            chosen.where = _named_after(args[1:]) or chosen.where
+            if chosen.where is None and not args[0].startswith("-"):
+                raise click.UsageError(
+                    f"no command {args[0]!r}; there are {', '.join(COMMANDS)}, and with -A MODULE the app's own", ctx
+                )
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+        try:
+            own = self._own(ctx)
+        except AgenticError as error:
+            own = {"": f"(not known: {error})"}
+        if own:
+            with formatter.section("Commands of the app"):
+                formatter.write_dl(list(own.items()))
+
+    def _own(self, ctx: click.Context) -> dict[str, str]:
+        """The app's commands with the first lines of their help; none without an app."""
+        app = ctx.find_root().ensure_object(Choice).app_if_named()
+        if app is None:
+            return {}
+        return {name: command.help.partition("\n")[0] for name, command in app.commands.items() if name not in COMMANDS}
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run; with `standalone_mode` end the process with the exit code, errors said on one line."""
+        extra.setdefault("obj", Choice(debug=bool(os.environ.get("AGENTIC_DEBUG"))))
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        try:
+            code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            sys.stdout.flush()
+        except click.ClickException as error:
+            error.show()
+            code = error.exit_code
+        except AgenticError as error:
+            _say(error, debug=extra["obj"].debug)
+            code = 1
+        except (click.Abort, KeyboardInterrupt):
+            code = INTERRUPTED
+        except BrokenPipeError:
+            _leave_pipe()
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _named_after(args: Sequence[str]) -> str | None:
+    """Return the app that stands among the arguments of a command whose options are not known yet."""
+    for place, arg in enumerate(args):
+        if arg == "--":
+            return None
+        if arg in ("-A", "--app"):
+            return args[place + 1] if place + 1 < len(args) else None
+        if arg.startswith("--app="):
+            return arg.removeprefix("--app=")
+        if arg.startswith("-A") and not arg.startswith("--"):
+            return arg.removeprefix("-A").removeprefix("=")
+    return None
+
+
+def _say(error: AgenticError, *, debug: bool) -> None:
+    if debug:
+        traceback.print_exception(error)
+    else:
+        click.echo(f"Error: {' '.join(str(error).split())}", err=True)
+
+
+def _leave_pipe() -> NoReturn:
+    """Whoever read our output has gone: that is no error of ours, and nothing more can be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(BROKEN_PIPE)
+
+
+@click.command(cls=Root, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="agentic")
+def cli() -> None:
+    """Stateful stream processing: agents over an embedded durable log or Kafka."""
+
+
+__all__ = ["COMMANDS", "Root", "choice", "cli"]

@@ -1,0 +1,28 @@
+"""``agentic run``."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from agentic.cli import base
+from agentic.cli.choice import current
+
+
+@click.command(cls=base.Command)
+@click.option("--live", is_flag=True, help="Show a live table.")
+@click.pass_context
+def run(ctx: click.Context, live: bool) -> None:
+    """Run the app until its input is used up: a worker for demos and batches.
+
+    It ends when all that stood in the source topics is worked off and committed.
+    """
+    app = current().app()
+    from agentic.cli import reports
+    from agentic.runtime import run_worker
+
+    began = time.monotonic()
+    code = run_worker(app, ends=True, reporters=[reports.live if live else reports.summary])
+    click.echo(reports.final_line(app.metrics, time.monotonic() - began))
+    ctx.exit(code)

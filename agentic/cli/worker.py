@@ -1,0 +1,54 @@
+"""``agentic worker``."""
+
+from __future__ import annotations
+
+import click
+
+from agentic.cli import base
+from agentic.cli.choice import Choice, current
+
+
+@click.command(cls=base.Command)
+@click.option("--processes", type=click.IntRange(min=1), default=1, metavar="N", help="Start and supervise N of them.")
+@click.option("--live", is_flag=True, help="Show a live table in place of summary lines.")
+@click.option("--parent", type=int, hidden=True)
+@click.pass_context
+def worker(ctx: click.Context, processes: int, live: bool, parent: int | None) -> None:
+    """Run the app until a signal stops it.
+
+    The first SIGTERM or SIGINT (Ctrl-C) lets the events that are under way finish and commits
+    them; a second one ends at once. Exit code 1 means that an agent, a task or the broker failed.
+
+    With --processes N, a process that was killed is started again; one that fails by itself
+    stops them all.
+    """
+    choice = current()
+    app = choice.app()
+    if processes > 1:
+        if live:
+            raise click.UsageError("--live shows one process; leave out --processes, or --live")
+        ctx.exit(_supervise(choice, processes))
+    from agentic.cli import reports
+    from agentic.cli.supervisor import end_with_parent
+    from agentic.runtime import run_worker
+
+    if parent is not None:
+        end_with_parent(parent, app.settings.stop_timeout.total_seconds())
+    ctx.exit(run_worker(app, reporters=[reports.live if live else reports.summary]))
+
+
+def _supervise(choice: Choice, processes: int) -> int:
+    import asyncio
+
+    from agentic.cli.supervisor import Supervisor, commands
+    from agentic.runtime.logging import setup
+
+    app = choice.app()
+    # What can be seen to be wrong is said once, not by each process.
+    app.check()
+    setup(app.settings)
+
+    async def supervise() -> int:
+        return await Supervisor(commands(choice.arguments(), processes, app.settings.instance)).run()
+
+    return asyncio.run(supervise())
