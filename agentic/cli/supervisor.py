@@ -77,7 +77,7 @@ class Supervisor:
             code = await process.wait()
             del self._running[number]
             if self._stopping.is_set():
-                self._failed = self._failed or code not in (0, -signal.SIGTERM, -signal.SIGKILL)
+                self._failed = self._failed or code not in (0, -signal.SIGTERM)
                 return
             if code == 0:
                 log.info("worker %d has ended", number)
