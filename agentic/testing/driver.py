@@ -180,7 +180,7 @@ class TestDriver:
         """Lose all that was not committed, as a killed process does, and start again."""
         assert self._broker is not None, "the driver is not entered"
         self._worker = None
-        self._broker.drop()
+        self._broker.crash()
         self._end_stragglers()
         self._begin()
 
