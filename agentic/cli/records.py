@@ -159,11 +159,11 @@ def shown(codec: Codec[Any], data: bytes | None) -> bytes:
         return b"null"
     try:
         if isinstance(codec, _JSON):
-            return msgspec.json.encode(msgspec.json.decode(data, type=msgspec.Raw))
+            return msgspec.json.format(data, indent=-1)
         if not isinstance(codec, Raw | Text):
             return msgspec.json.encode(codec.decode(data), enc_hook=repr)
     except (ValueError, TypeError, CodecError):
-        pass
+        return _bytes_as_json(data)
     return _bytes_as_json(data)
 
 

@@ -1,0 +1,211 @@
+"""Sending a file of JSON lines, from its beginning or from where an interrupted send stopped.
+
+Resuming needs no note of what was sent: the records of one partition are a beginning of the
+lines that go to it, in their order, since a broker appends in the order of sending. So the
+first lines of each partition, as many as it has records, are left out.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import sys
+import time
+import zlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
+from typing import IO
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from agentic.brokers.base import Broker, TopicPartition
+from agentic.cli.records import Form, Record, read_line
+from agentic.core.partitioning import partition_of
+from agentic.errors import ConfigurationError
+
+#: Lines between two looks at the producer's backlog and the progress bar.
+LOT = 1_000
+#: Seconds that a record which the broker says it has may take to come.
+PATIENCE = 10.0
+
+_GZIP = b"\x1f\x8b"
+
+
+@dataclass
+class Loaded:
+    """How a load went: lines sent, and left out because the topic had them."""
+
+    sent: int = 0
+    skipped: int = 0
+
+    @property
+    def remark(self) -> str:
+        """What to say of the lines left out."""
+        return f" ({self.skipped:,} were there already)" if self.skipped else ""
+
+
+async def load(
+    broker: Broker, form: Form, partitions: int, source: io.BufferedReader, name: str, *, resume: bool
+) -> Loaded:
+    """Send the lines of `source`, and return when the broker has them all.
+
+    Raises:
+        ConfigurationError: a line that can't be read or sent, with its number, and how many lines before
+            it were sent; with `resume`, a topic that holds other records.
+    """
+    there = await There.look(broker, form.topic, partitions) if resume else None
+    producer = broker.producer()
+    loaded = Loaded()
+    try:
+        with _progress(source, form.topic) as advance:
+            numbered = enumerate(_lines(source, name), 1)
+            while lot := list(islice(numbered, LOT)):
+                try:
+                    for number, line in lot:
+                        record = _read(line, form, partitions, f"{name}, line {number}")
+                        if record is None:
+                            continue
+                        if there is not None and there.has(record, f"{name}, line {number}"):
+                            loaded.skipped += 1
+                            continue
+                        at = time.time_ns() // 1_000_000 if record.timestamp is None else record.timestamp
+                        producer.send(form.topic, record.key, record.value, at, record.headers, record.partition)
+                        loaded.sent += 1
+                except ConfigurationError as error:
+                    await producer.flush()
+                    raise ConfigurationError(f"{error}; {loaded.sent:,} records before it were sent") from error
+                await producer.ready()
+                advance()
+        if there is not None:
+            there.check_all_seen(name)
+        await producer.flush()
+    finally:
+        await producer.close()
+    return loaded
+
+
+def _read(line: bytes, form: Form, partitions: int, where: str) -> Record | None:
+    """Return a line's record, None for an empty line."""
+    if not line.strip():
+        return None
+    try:
+        record = read_line(line, form)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{where}: {error}") from error
+    if record.partition >= partitions:
+        raise ConfigurationError(
+            f"{where}: topic {form.topic!r} has no partition {record.partition}, only 0 to {partitions - 1}"
+        )
+    return record
+
+
+def _lines(source: io.BufferedReader, name: str) -> Iterator[bytes]:
+    compressed = source.peek(2)[:2] == _GZIP
+    stream: IO[bytes] = gzip.GzipFile(fileobj=source) if compressed else source
+    try:
+        yield from stream
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ConfigurationError(f"{name}: the gzip file is damaged: {error}") from error
+
+
+@dataclass
+class There:
+    """What a topic holds, while the lines that made it are gone through once more."""
+
+    topic: str
+    ends: list[int]
+    last: dict[int, tuple[bytes | None, bytes | None]]
+    _seen: list[int] = field(default_factory=list)
+
+    @classmethod
+    async def look(cls, broker: Broker, topic: str, partitions: int) -> There:
+        """Read how many records each partition has, and the last one of each."""
+        tps = [TopicPartition(topic, n) for n in range(partitions)]
+        ends = await broker.end_offsets(tps)
+        last = {
+            tp.partition: (key, value)
+            async for tp, key, value in _at(broker, {tp: end - 1 for tp, end in ends.items() if end > 0})
+        }
+        return cls(topic, [ends[tp] for tp in tps], last, [0] * partitions)
+
+    def has(self, record: Record, where: str) -> bool:
+        """Is this line's record there already? To be asked of all lines in their order.
+
+        Raises:
+            ConfigurationError: it can't be told, or something else stands in its place.
+        """
+        if record.partition >= 0:
+            partition = record.partition
+        elif record.key is not None:
+            partition = _by_key(record.key, len(self.ends))
+        else:
+            raise ConfigurationError(f"{where}: it has neither key nor partition, so --resume can't tell where it went")
+        at = self._seen[partition]
+        self._seen[partition] += 1
+        if at == self.ends[partition] - 1 and self.last.get(partition) != (record.key, record.value):
+            raise ConfigurationError(
+                f"{where}: {self.topic}-{partition} offset {at} holds another record, so --resume can't go on; "
+                "the topic was not made of this file alone"
+            )
+        return at < self.ends[partition]
+
+    def check_all_seen(self, name: str) -> None:
+        """Raise `ConfigurationError` where the topic has more records than the file has lines."""
+        for partition, (seen, end) in enumerate(zip(self._seen, self.ends)):
+            if seen < end:
+                raise ConfigurationError(
+                    f"{self.topic}-{partition} has {end:,} records, and {name} only {seen:,} for it; "
+                    "the topic was not made of this file alone"
+                )
+
+
+@lru_cache(maxsize=10_000)
+def _by_key(key: bytes, partitions: int) -> int:
+    return partition_of(key, partitions)
+
+
+async def _at(
+    broker: Broker, offsets: dict[TopicPartition, int]
+) -> AsyncIterator[tuple[TopicPartition, bytes | None, bytes | None]]:
+    """Yield the record at one offset of each partition, where it is still there."""
+    if not offsets:
+        return
+    wanted = dict(offsets)
+    reader = broker.reader(offsets)
+    deadline = time.monotonic() + PATIENCE
+    try:
+        while wanted and time.monotonic() < deadline:
+            for batch in await reader.poll(1.0):
+                if batch.tp in wanted and (len(batch) or batch.position > wanted[batch.tp]):
+                    if len(batch) and batch.offsets[0] == wanted[batch.tp]:
+                        yield batch.tp, batch.keys[0], batch.values[0]
+                    del wanted[batch.tp]
+    finally:
+        await reader.close()
+
+
+class _Advance:
+    """Moves the progress bar to where the file has been read to."""
+
+    def __init__(self, progress: Progress, source: io.BufferedReader, topic: str) -> None:
+        total = os.fstat(source.fileno()).st_size if source.seekable() else None
+        self._progress = progress
+        self._source = source
+        self._task = progress.add_task(topic, total=total)
+
+    def __call__(self) -> None:
+        if self._source.seekable():
+            self._progress.update(self._task, completed=self._source.tell())
+
+
+@contextmanager
+def _progress(source: io.BufferedReader, topic: str) -> Iterator[_Advance]:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
+        yield _Advance(progress, source, topic)

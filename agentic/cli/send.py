@@ -1,0 +1,139 @@
+"""``agentic send``."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from typing import IO
+
+import click
+
+from agentic.app import App
+from agentic.brokers.base import Broker, Headers
+from agentic.cli import base
+from agentic.cli.choice import current
+from agentic.cli.completion import topic_names
+from agentic.cli.records import Form, Record, typed, when
+from agentic.errors import ConfigurationError, UnknownTopic
+from agentic.topic import nearest
+
+
+@click.command(cls=base.Command)
+@click.argument("topic", shell_complete=topic_names)
+@click.argument("value", required=False)
+@click.option("--key", metavar="KEY", help="Its key; none by default.")
+@click.option("--timestamp", metavar="MS|TIME", help="Milliseconds, or ISO 8601 with its zone; now by default.")
+@click.option("--header", "headers", metavar="NAME=VALUE", multiple=True, help="A header; may be repeated.")
+@click.option("--partition", type=click.IntRange(min=0), metavar="N", help="By the key by default.")
+@click.option("--tombstone", is_flag=True, help="Send a null in place of VALUE.")
+@click.option("--jsonl", type=click.File("rb"), metavar="FILE|-", help="Send the lines of a file; gzip is understood.")
+@click.option("--resume", is_flag=True, help="With --jsonl: leave out what an interrupted send of this file has sent.")
+def send(
+    topic: str,
+    value: str | None,
+    key: str | None,
+    timestamp: str | None,
+    headers: tuple[str, ...],
+    partition: int | None,
+    tombstone: bool,
+    jsonl: IO[bytes] | None,
+    resume: bool,
+) -> None:
+    """Send one record to TOPIC, or the lines of a file.
+
+    With -A, key and value are checked against the app's declaration of the topic; a str or bytes
+    is typed as it stands, anything else as JSON. Else keys are text and values JSON.
+
+    Each line of a --jsonl FILE is a JSON object with "value", and as you like "key", "timestamp"
+    (milliseconds), "headers" (an object, or pairs) and "partition".
+
+    --resume counts the records that each partition has. It needs a topic that nothing else writes
+    to, and a key or a partition in each line.
+    """
+    single = value is not None or tombstone
+    if single == (jsonl is not None) or (value is not None and tombstone):
+        raise click.UsageError("give one of VALUE, --tombstone and --jsonl FILE")
+    if resume and jsonl is None:
+        raise click.UsageError("--resume goes with --jsonl")
+    choice = current()
+    app = choice.app_if_named()
+    form = Form.of(topic, app)
+    if jsonl is not None:
+        if key is not None or timestamp is not None or headers or partition is not None:
+            raise click.UsageError("--key, --timestamp, --header and --partition stand in the lines of a --jsonl file")
+        from agentic.cli.loading import load
+
+        source = io.BufferedReader(jsonl) if not isinstance(jsonl, io.BufferedReader) else jsonl  # type: ignore[arg-type]
+        name = "standard input" if jsonl.name in ("-", "<stdin>") else os.fspath(jsonl.name)
+
+        async def send_lines(broker: Broker) -> None:
+            partitions = await present(topic, app, broker)
+            result = await load(broker, form, partitions, source, name, resume=resume)
+            click.echo(f"sent {result.sent:,} records to {topic}" + result.remark)
+
+        choice.with_broker(send_lines)
+        return
+    record = Record(
+        None if key is None else typed(form.key, key, "--key"),
+        None if value is None else typed(form.value, value, "value"),
+        None if timestamp is None else _when(timestamp),
+        _headers(headers),
+        -1 if partition is None else partition,
+    )
+
+    async def send_one(broker: Broker) -> None:
+        check_partition(topic, record.partition, await present(topic, app, broker))
+        producer = broker.producer()
+        try:
+            now = time.time_ns() // 1_000_000
+            at = now if record.timestamp is None else record.timestamp
+            producer.send(topic, record.key, record.value, at, record.headers, record.partition)
+            await producer.flush()
+        finally:
+            await producer.close()
+        click.echo(f"sent 1 record to {topic}")
+
+    choice.with_broker(send_one)
+
+
+async def present(topic: str, app: App | None, broker: Broker) -> int:
+    """Return a topic's number of partitions; make it first if it is the app's and the broker makes topics.
+
+    Raises:
+        UnknownTopic: it is missing; names the command that makes it.
+    """
+    known = await broker.topics()
+    if topic in known:
+        return known[topic]
+    if app is not None and topic in app.topics:
+        from agentic.runtime.topics import ensure
+
+        return (await ensure(app, broker))[topic]
+    raise UnknownTopic(
+        f"{broker.url} has no topic {topic!r} ({nearest(topic, list(known))}); "
+        f"make it with 'agentic topics create {topic} --partitions N'"
+    )
+
+
+def check_partition(topic: str, partition: int, partitions: int) -> None:
+    """Raise `ConfigurationError` for a partition that the topic does not have."""
+    if partition >= partitions:
+        raise ConfigurationError(f"topic {topic!r} has no partition {partition}, only 0 to {partitions - 1}")
+
+
+def _when(text: str) -> int:
+    try:
+        return when(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r}: {error}", param_hint="--timestamp") from None
+
+
+def _headers(given: tuple[str, ...]) -> Headers | None:
+    pairs = []
+    for each in given:
+        name, equals, text = each.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{each!r}: write NAME=VALUE", param_hint="--header")
+        pairs.append((name, text.encode()))
+    return tuple(pairs) or None
