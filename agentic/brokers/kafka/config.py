@@ -40,6 +40,8 @@ _COMMON: Config = {
     "reconnect.backoff.max.ms": RECONNECT_MAX_MS,
     "log.connection.close": False,
     "socket.keepalive.enable": True,
+    # As in Kafka's own clients; a broker that stands still counts as away after this.
+    "socket.timeout.ms": 30_000,
 }
 
 _CONSUMER: Config = {

@@ -212,9 +212,7 @@ class KafkaConsumer:
             raise NotOwner(f"{self._about}: commit of {names_of(foreign)}: not ours any more; nothing was committed")
         check_metadata(positions)
         member = self._running()
-        done: asyncio.Future[None] = self._loop.create_future()
-        member.send(member.commit, dict(positions), done)
-        await self._answered(done, "commit")
+        await self._answered(member.call(member.commit, dict(positions)), "commit")
 
     async def group_metadata(self) -> Any:
         """Return what a transaction needs to know of this membership."""

@@ -21,7 +21,7 @@ from agentic.brokers.base import Position, TopicPartition
 from agentic.brokers.kafka import config
 from agentic.brokers.kafka.config import CLASSIC_ONLY, Config, log
 from agentic.brokers.kafka.errors import cause, translate
-from agentic.brokers.kafka.offloop import post, settle
+from agentic.brokers.kafka.offloop import post
 from agentic.brokers.kafka.poller import REQUEST, Lot, Poller, partitions_of
 from agentic.errors import BrokerError, BrokerUnavailable, Fenced, NotOwner
 
@@ -94,8 +94,6 @@ class Member(Poller):
         self._error_cb = error_cb
         #: Start offsets of partitions that are being assigned: a seek in the listener changes them.
         self._starts: dict[TopicPartition, int] | None = None
-        self._inside = False
-        self._commits: list[tuple[frozenset[tuple[str, int, int]], asyncio.Future[None]]] = []
         self._max_poll = 300.0
         self._joined = False
         self._give_up_joining = 0.0
@@ -110,7 +108,7 @@ class Member(Poller):
         settings = self._make_config(self._protocols.classic)
         self._max_poll = int(settings.get("max.poll.interval.ms", 300_000)) / 1_000
         try:
-            self._consumer = ck.Consumer({**settings, "error_cb": self._error_cb, "on_commit": self._on_commit})
+            self._consumer = ck.Consumer({**settings, "error_cb": self._error_cb})
             self._consumer.subscribe(
                 self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
             )
@@ -183,13 +181,10 @@ class Member(Poller):
         self._guarded(self._lost, partitions)
 
     def _guarded(self, fn: Callable[[list[Any]], None], partitions: list[Any]) -> None:
-        self._inside = True
         try:
             fn(partitions)
         except BaseException as error:  # noqa: BLE001 - see the module's docstring; raised after the poll
             self._stash = self._stash or error
-        finally:
-            self._inside = False
 
     def _assigned(self, partitions: list[Any]) -> None:
         self._join()
@@ -323,61 +318,27 @@ class Member(Poller):
         """Return what a transaction needs to know of our membership."""
         return self._consumer.consumer_group_metadata()
 
-    def commit(self, positions: Mapping[TopicPartition, Position], done: asyncio.Future[None]) -> None:
-        """Commit, and settle `done` when the broker has answered."""
-        offsets = [ck.TopicPartition(tp.topic, tp.partition, at.offset, at.metadata) for tp, at in positions.items()]
-        try:
-            if foreign := [
-                tp for tp in positions if tp not in self._owned and not (self._starts and tp in self._starts)
-            ]:
-                raise NotOwner(f"{self.about}: commit of {names_of(foreign)}: not ours any more; nothing was committed")
-            if not self._inside:
-                # Answered by a later poll, so that a coordinator that is away holds up nothing else.
-                self._consumer.commit(offsets=offsets, asynchronous=True)
-                self._commits.append((_key(offsets), done))
-                return
-            self._commit_inside(offsets)
-        except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
-            answer = translate(error, self._commit_name(offsets)) if isinstance(error, KafkaException) else error
-            post(self._loop, settle, done, None, answer)
-        else:
-            post(self._loop, settle, done, None, None)
+    def commit(self, positions: Mapping[TopicPartition, Position]) -> None:
+        """Commit and wait for the answer.
 
-    def _commit_inside(self, offsets: list[Any]) -> None:
-        """Commit in a callback, where no poll can bring the answer."""
+        An asynchronous commit would be answered by a poll, behind the records that librdkafka has
+        fetched ahead; and those nobody takes while the loop waits for the commit. While the
+        coordinator is away this waits for it, which holds up only what needs the broker too.
+        """
+        if foreign := [tp for tp in positions if tp not in self._owned and not (self._starts and tp in self._starts)]:
+            raise NotOwner(f"{self.about}: commit of {names_of(foreign)}: not ours any more; nothing was committed")
+        offsets = [ck.TopicPartition(tp.topic, tp.partition, at.offset, at.metadata) for tp, at in positions.items()]
+        about = f"{self.about}: commit of {names_of(list(positions))}"
         for left in reversed(range(STALE_RETRIES)):
             try:
                 for answer in self._consumer.commit(offsets=offsets, asynchronous=False):
                     if answer.error is not None:
-                        raise translate(answer.error, self._commit_name(offsets))
+                        raise translate(answer.error, about)
                 return
             except KafkaException as problem:
                 if not left or cause(problem).code() != KafkaError.STALE_MEMBER_EPOCH:
-                    raise
+                    raise translate(problem, about) from problem
                 time.sleep(STALE_PAUSE)
-
-    def _on_commit(self, error: Any, offsets: list[Any]) -> None:
-        try:
-            self._committed(error, offsets)
-        except BaseException as problem:  # noqa: BLE001 - see the module's docstring; raised after the poll
-            self._stash = self._stash or problem
-
-    def _committed(self, error: Any, offsets: list[Any]) -> None:
-        key = _key(offsets)
-        found = next((entry for entry in self._commits if entry[0] == key), None)
-        if found is None:
-            return
-        self._commits.remove(found)
-        problem = error or next((p.error for p in offsets if p.error is not None), None)
-        answer = None if problem is None else translate(problem, self._commit_name(offsets))
-        post(self._loop, settle, found[1], None, answer)
-
-    def _commit_name(self, offsets: list[Any]) -> str:
-        return f"{self.about}: commit of {', '.join(f'{p.topic}-{p.partition} at {p.offset}' for p in offsets[:5])}"
-
-
-def _key(offsets: list[Any]) -> frozenset[tuple[str, int, int]]:
-    return frozenset((p.topic, p.partition, p.offset) for p in offsets)
 
 
 def names_of(tps: Sequence[TopicPartition]) -> str:
