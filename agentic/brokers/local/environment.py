@@ -1,0 +1,255 @@
+"""The LMDB environment of a directory: one per process, opened, grown, synced and closed here.
+
+Durability: a write is in the file (the kernel's page cache) when its transaction commits, so
+a process that is killed loses nothing of it. A thread has the file synced about every
+`SYNC_EVERY` seconds while there is something to sync, so a machine that loses power loses
+about that much at most, and on a file system that keeps the order of writes nothing earlier.
+
+The map, LMDB's address space, is reserved large and sparse; before a write that could pass its
+end it is made larger, and other processes follow when they meet the larger file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from agentic.brokers.local.layout import DATABASES, FORMAT, FORMAT_KEY, U64
+from agentic.errors import BrokerError, StorageCorrupt, StorageFull
+
+#: Bytes of address space to begin with, and what to fall back to where so much is refused.
+MAP_SIZES = (64 << 30, 8 << 30, 1 << 30, 256 << 20)
+#: Bytes that must be left in the map before a write begins, beside twice what it is to write:
+#: pages are copied on their way to the tree's root.
+ROOM = 32 << 20
+SYNC_EVERY = 0.1
+MAX_READERS = 1_024
+DATA_FILE = "data.mdb"
+#: What LMDB puts into a directory.
+OWN_FILES = {DATA_FILE, "lock.mdb"}
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class Environment:
+    """An open environment. Got by `acquire`, given back by `release`."""
+
+    def __init__(self, directory: Path, map_size: int | None) -> None:
+        self.directory = directory
+        self.file = directory / DATA_FILE
+        self._users = 0
+        self._map_size = map_size
+        with self._errors("be opened"):
+            self.lmdb = self._open()
+        try:
+            with self._errors("be opened"):
+                self._page = self.lmdb.stat()["psize"]
+                self.db = self._databases()
+                self._check_length()
+        except BaseException:
+            self.lmdb.close()
+            raise
+        self._dirty = threading.Event()
+        self._stop = threading.Event()
+        self._sync_error: OSError | lmdb.Error | None = None
+        self._syncer = threading.Thread(target=self._sync_often, name=f"sync {directory}", daemon=True)
+        self._syncer.start()
+
+    def _open(self) -> Any:
+        self._check_directory()
+        sizes = MAP_SIZES if self._map_size is None else (self._map_size,)
+        for size in sizes:
+            try:
+                return lmdb.open(
+                    str(self.directory),
+                    map_size=size,
+                    sync=False,
+                    max_dbs=len(DATABASES),
+                    max_readers=MAX_READERS,
+                    max_spare_txns=4,
+                )
+            except lmdb.MemoryError:
+                if size == sizes[-1]:
+                    raise
+        raise AssertionError("there is a size")
+
+    def _check_directory(self) -> None:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            names = set(os.listdir(self.directory))
+        except OSError as error:
+            raise BrokerError(
+                f"{self.directory}: can't be a directory for the log ({error.strerror}); give another: local://DIR"
+            ) from error
+        foreign = sorted(names - OWN_FILES)
+        if foreign and DATA_FILE not in names:
+            raise StorageCorrupt(
+                f"{self.directory}: not a log, it has other files ({foreign[0]}); give an empty or new directory"
+            )
+
+    def _databases(self) -> dict[bytes, Any]:
+        """Open the databases; in an empty environment make them, all in one transaction."""
+        with self.lmdb.begin() as txn:
+            names = {bytes(key) for key in txn.cursor().iternext(values=False)}
+        if not names:
+            with self.lmdb.begin(write=True) as txn:
+                # Another process may have been quicker: then this makes nothing new.
+                made = {name: self.lmdb.open_db(name, txn=txn) for name in DATABASES}
+                if txn.get(FORMAT_KEY, db=made[b"meta"]) is None:
+                    txn.put(FORMAT_KEY, U64.pack(FORMAT), db=made[b"meta"])
+            names = set(DATABASES)
+        if b"meta" not in names:
+            raise StorageCorrupt(f"{self.file}: an LMDB file of another program; give another directory: local://DIR")
+        meta = self.lmdb.open_db(b"meta", create=False)
+        with self.lmdb.begin() as txn:
+            found = txn.get(FORMAT_KEY, db=meta)
+        if found is None or len(found) != U64.size:
+            raise StorageCorrupt(f"{self.file}: an LMDB file of another program; give another directory: local://DIR")
+        version = U64.unpack(found)[0]
+        if version > FORMAT:
+            raise StorageCorrupt(
+                f"{self.file}: the log has format {version}, written by a newer agentic, and this one reads up to"
+                f" {FORMAT}; upgrade agentic"
+            )
+        return {name: self.lmdb.open_db(name, create=False) for name in DATABASES}
+
+    def _check_length(self) -> None:
+        """A file shorter than its tree would end the process by a signal when it is read."""
+        length = self.file.stat().st_size
+        needed = (self.lmdb.info()["last_pgno"] + 1) * self._page
+        if length < needed:
+            raise StorageCorrupt(
+                f"{self.file}: truncated, {length} bytes of {needed}; restore it from a backup, or move it away"
+            )
+
+    @contextmanager
+    def read(self) -> Iterator[Any]:
+        with self._errors("be read"):
+            try:
+                txn = self.lmdb.begin()
+            except lmdb.MapResizedError:
+                self.lmdb.set_mapsize(0)
+                txn = self.lmdb.begin()
+            with txn:
+                yield txn
+
+    @contextmanager
+    def write(self, size: int = 0) -> Iterator[Any]:
+        """A write transaction with room for `size` bytes; committed at the end, undone by an exception.
+
+        Raises:
+            StorageFull: the disk, or the address space, is full. Nothing was written.
+        """
+        if self._sync_error is not None:
+            error, self._sync_error = self._sync_error, None
+            raise BrokerError(f"{self.file}: the disk failed to keep what was written ({error}); check it")
+        with self._errors("be written"):
+            txn = self._begin(2 * size + ROOM)
+            with txn:
+                yield txn
+        self._dirty.set()
+
+    def _begin(self, room: int) -> Any:
+        while True:
+            try:
+                txn = self.lmdb.begin(write=True)
+            except lmdb.MapResizedError:
+                self.lmdb.set_mapsize(0)
+                continue
+            info = self.lmdb.info()
+            used = (info["last_pgno"] + 1) * self._page
+            if info["map_size"] - used >= room:
+                return txn
+            txn.abort()
+            try:
+                self.lmdb.set_mapsize(max(2 * info["map_size"], used + 2 * room))
+            except lmdb.Error as error:
+                raise StorageFull(
+                    f"{self.file}: no address space beyond {info['map_size']} bytes ({error}); nothing was written:"
+                    " let topics expire (retention), or raise the limit of virtual memory"
+                ) from error
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        """Turn LMDB's errors into ours, on one line that names the file and the way out."""
+        try:
+            yield
+        except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.PanicError) as error:
+            raise StorageCorrupt(
+                f"{self.file}: damaged ({error}); restore it from a backup, or move it away to begin anew"
+            ) from error
+        except lmdb.VersionMismatchError as error:
+            raise StorageCorrupt(
+                f"{self.file}: written by another version of LMDB ({error}); use that one, or move the file away"
+            ) from error
+        except lmdb.MapFullError as error:
+            raise StorageFull(
+                f"{self.file}: a write was larger than the map has room for; nothing was written: send in smaller parts"
+            ) from error
+        except lmdb.Error as error:
+            code = getattr(error, "code", 0)
+            if isinstance(error, lmdb.DiskError) or code in _FULL:
+                raise StorageFull(
+                    f"{self.file}: no space left on the device; nothing was half-written: free some and start again"
+                ) from error
+            raise BrokerError(f"{self.file}: can't {what} ({error}); check its owner, mode and disk") from error
+
+    def txnid(self) -> int:
+        """Which transaction was the last, of any process."""
+        return int(self.lmdb.info()["last_txnid"])
+
+    def _sync_often(self) -> None:
+        while not self._stop.is_set():
+            self._dirty.wait()
+            self._dirty.clear()
+            try:
+                self.lmdb.sync(True)
+            except lmdb.Error as error:
+                self._sync_error = error
+            self._stop.wait(SYNC_EVERY)
+
+    def _close(self) -> None:
+        self._stop.set()
+        self._dirty.set()
+        self._syncer.join()
+        with self._errors("be synced"):
+            try:
+                self.lmdb.sync(True)
+            finally:
+                self.lmdb.close()
+
+    def release(self) -> None:
+        """Give it back; the last one to do so closes it, synced."""
+        with _lock:
+            self._users -= 1
+            if self._users == 0:
+                _open.pop((os.getpid(), self.directory), None)
+                self._close()
+
+    @classmethod
+    def acquire(cls, directory: Path, map_size: int | None = None) -> Environment:
+        """Open the environment of a directory, or share the one that this process has.
+
+        Raises:
+            StorageCorrupt: damaged, foreign, or of a newer format.
+            BrokerError: the directory can't be made, read or written.
+        """
+        directory = Path(os.path.realpath(directory))
+        with _lock:
+            environment = _open.get((os.getpid(), directory))
+            if environment is None:
+                environment = _open[(os.getpid(), directory)] = cls(directory, map_size)
+            environment._users += 1
+            return environment
+
+
+#: LMDB allows one environment per file and process. A forked child has another pid, and opens its own.
+_open: dict[tuple[int, Path], Environment] = {}
+_lock = threading.Lock()
