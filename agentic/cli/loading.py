@@ -13,13 +13,14 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
-from typing import IO
+from typing import Any, TypeAlias, cast
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -35,6 +36,8 @@ PATIENCE = 10.0
 
 _GZIP = b"\x1f\x8b"
 
+Bytes: TypeAlias = "io.BufferedReader[Any]"
+
 
 @dataclass
 class Loaded:
@@ -49,10 +52,8 @@ class Loaded:
         return f" ({self.skipped:,} were there already)" if self.skipped else ""
 
 
-async def load(
-    broker: Broker, form: Form, partitions: int, source: io.BufferedReader, name: str, *, resume: bool
-) -> Loaded:
-    """Send the lines of `source`, and return when the broker has them all.
+async def load(broker: Broker, form: Form, partitions: int, path: str, *, resume: bool) -> Loaded:
+    """Send the lines of the file at `path`, ``-`` for standard input; return when the broker has them all.
 
     Raises:
         ConfigurationError: a line that can't be read or sent, with its number, and how many lines before
@@ -61,8 +62,9 @@ async def load(
     there = await There.look(broker, form.topic, partitions) if resume else None
     producer = broker.producer()
     loaded = Loaded()
+    name = "standard input" if path == "-" else path
     try:
-        with _progress(source, form.topic) as advance:
+        with _opened(path) as source, _progress(source, path, form.topic) as advance:
             numbered = enumerate(_lines(source, name), 1)
             while lot := list(islice(numbered, LOT)):
                 try:
@@ -104,11 +106,23 @@ def _read(line: bytes, form: Form, partitions: int, where: str) -> Record | None
     return record
 
 
-def _lines(source: io.BufferedReader, name: str) -> Iterator[bytes]:
+@contextmanager
+def _opened(path: str) -> Iterator[Bytes]:
+    if path == "-":
+        # Buffered once more: it may be a stream that can't be looked ahead in.
+        yield io.BufferedReader(cast(Any, click.get_binary_stream("stdin")))
+    else:
+        with open(path, "rb") as file:
+            yield file
+
+
+def _lines(source: Bytes, name: str) -> Iterator[bytes]:
     compressed = source.peek(2)[:2] == _GZIP
-    stream: IO[bytes] = gzip.GzipFile(fileobj=source) if compressed else source
     try:
-        yield from stream
+        if compressed:
+            yield from gzip.GzipFile(fileobj=source)
+        else:
+            yield from source
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ConfigurationError(f"{name}: the gzip file is damaged: {error}") from error
 
@@ -189,23 +203,16 @@ async def _at(
         await reader.close()
 
 
-class _Advance:
-    """Moves the progress bar to where the file has been read to."""
-
-    def __init__(self, progress: Progress, source: io.BufferedReader, topic: str) -> None:
-        total = os.fstat(source.fileno()).st_size if source.seekable() else None
-        self._progress = progress
-        self._source = source
-        self._task = progress.add_task(topic, total=total)
-
-    def __call__(self) -> None:
-        if self._source.seekable():
-            self._progress.update(self._task, completed=self._source.tell())
-
-
 @contextmanager
-def _progress(source: io.BufferedReader, topic: str) -> Iterator[_Advance]:
+def _progress(source: Bytes, path: str, topic: str) -> Iterator[Callable[[], None]]:
+    """Show how far the file has been read; yields what to call now and then."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
-        yield _Advance(progress, source, topic)
+    visible = path != "-" and sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not visible) as progress:
+        task = progress.add_task(topic, total=os.path.getsize(path) if visible else None)
+
+        def advance() -> None:
+            if visible:
+                progress.update(task, completed=source.tell())
+
+        yield advance

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import os
 import time
-from typing import IO
 
 import click
 
@@ -14,9 +11,9 @@ from agentic.brokers.base import Broker, Headers
 from agentic.cli import base
 from agentic.cli.choice import current
 from agentic.cli.completion import topic_names
+from agentic.cli.lookup import partitions_of
 from agentic.cli.records import Form, Record, typed, when
-from agentic.errors import ConfigurationError, UnknownTopic
-from agentic.topic import nearest
+from agentic.errors import ConfigurationError
 
 
 @click.command(cls=base.Command)
@@ -27,7 +24,12 @@ from agentic.topic import nearest
 @click.option("--header", "headers", metavar="NAME=VALUE", multiple=True, help="A header; may be repeated.")
 @click.option("--partition", type=click.IntRange(min=0), metavar="N", help="By the key by default.")
 @click.option("--tombstone", is_flag=True, help="Send a null in place of VALUE.")
-@click.option("--jsonl", type=click.File("rb"), metavar="FILE|-", help="Send the lines of a file; gzip is understood.")
+@click.option(
+    "--jsonl",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+    metavar="FILE|-",
+    help="Send the lines of a file; gzip is understood.",
+)
 @click.option("--resume", is_flag=True, help="With --jsonl: leave out what an interrupted send of this file has sent.")
 def send(
     topic: str,
@@ -37,7 +39,7 @@ def send(
     headers: tuple[str, ...],
     partition: int | None,
     tombstone: bool,
-    jsonl: IO[bytes] | None,
+    jsonl: str | None,
     resume: bool,
 ) -> None:
     """Send one record to TOPIC, or the lines of a file.
@@ -64,12 +66,9 @@ def send(
             raise click.UsageError("--key, --timestamp, --header and --partition stand in the lines of a --jsonl file")
         from agentic.cli.loading import load
 
-        source = io.BufferedReader(jsonl) if not isinstance(jsonl, io.BufferedReader) else jsonl  # type: ignore[arg-type]
-        name = "standard input" if jsonl.name in ("-", "<stdin>") else os.fspath(jsonl.name)
-
         async def send_lines(broker: Broker) -> None:
             partitions = await present(topic, app, broker)
-            result = await load(broker, form, partitions, source, name, resume=resume)
+            result = await load(broker, form, partitions, jsonl, resume=resume)
             click.echo(f"sent {result.sent:,} records to {topic}" + result.remark)
 
         choice.with_broker(send_lines)
@@ -103,17 +102,11 @@ async def present(topic: str, app: App | None, broker: Broker) -> int:
     Raises:
         UnknownTopic: it is missing; names the command that makes it.
     """
-    known = await broker.topics()
-    if topic in known:
-        return known[topic]
-    if app is not None and topic in app.topics:
+    if app is not None and topic in app.topics and topic not in await broker.topics():
         from agentic.runtime.topics import ensure
 
         return (await ensure(app, broker))[topic]
-    raise UnknownTopic(
-        f"{broker.url} has no topic {topic!r} ({nearest(topic, list(known))}); "
-        f"make it with 'agentic topics create {topic} --partitions N'"
-    )
+    return await partitions_of(topic, broker)
 
 
 def check_partition(topic: str, partition: int, partitions: int) -> None:

@@ -1,0 +1,130 @@
+"""``agentic doctor``."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from collections.abc import Mapping
+from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, version
+
+import click
+
+import agentic
+from agentic import brokers, settings
+from agentic.app import App
+from agentic.brokers.base import Broker, TopicSpec
+from agentic.cli import base
+from agentic.cli.choice import current
+from agentic.cli.columns import show
+from agentic.errors import AgenticError
+from agentic.settings import Settings
+
+_PACKAGES = ("confluent-kafka", "lmdb", "mode-streaming", "msgspec", "orjson", "click", "rich", "uvloop")
+#: A doctor does not let anyone wait as long as a worker does.
+_PATIENCE = 10.0
+#: Parts of the names of librdkafka properties whose values are nobody's business.
+_SECRET = ("password", "secret", "jaas", "key.pem", "token")
+
+
+@click.command(cls=base.Command)
+@click.pass_context
+def doctor(ctx: click.Context) -> None:
+    """Check settings, versions, broker and topics; exit code 1 if something is wrong.
+
+    With -A the app's topics and partition counts are checked as well.
+    """
+    choice = current()
+    app = choice.app_if_named()
+    chosen = choice.settings() if app is not None or "broker" in choice.overrides else _alone(choice.overrides)
+    problems: list[str] = []
+
+    click.echo("Versions")
+    show(["package", "version"], [("agentic-streams", agentic.__version__), ("python", platform.python_version())])
+    show(["", ""], [(package, _version(package)) for package in _PACKAGES])
+    click.echo("\nSettings")
+    show(["setting", "value", "default", "from"], [_setting(chosen, name) for name in settings.names()])
+    if app is not None:
+        try:
+            app.check()
+        except AgenticError as error:
+            problems.append(str(error))
+    click.echo(f"\nBroker {chosen.broker}")
+    asyncio.run(_look(chosen, app, problems))
+    click.echo("")
+    for problem in problems:
+        click.echo(f"wrong: {problem}")
+    if not problems:
+        click.echo("all is well")
+    ctx.exit(1 if problems else 0)
+
+
+def _alone(overrides: Mapping[str, object]) -> Settings:
+    return settings.resolve({"name": "agentic"}, override=overrides)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _setting(chosen: Settings, name: str) -> tuple[str, str, str, str]:
+    return name, show_value(getattr(chosen, name)), show_value(settings.default(name)), chosen.origins[name]
+
+
+def show_value(value: object) -> str:
+    """Return a setting as the environment would have it, without secrets."""
+    if isinstance(value, timedelta):
+        return f"{value.total_seconds():g}s"
+    if isinstance(value, Mapping):
+        hidden = {
+            name: "***" if any(part in str(name) for part in _SECRET) else content for name, content in value.items()
+        }
+        return str(hidden) if hidden else ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else str(value)
+
+
+async def _look(chosen: Settings, app: App | None, problems: list[str]) -> None:
+    try:
+        broker = brokers.connect(chosen.broker, chosen.kafka)
+        await broker.open(min(_PATIENCE, chosen.start_timeout.total_seconds()))
+    except AgenticError as error:
+        problems.append(str(error))
+        return
+    try:
+        known = await broker.topics()
+        click.echo(f"reached; it has {len(known)} topics")
+        if app is not None:
+            _check_topics(app, broker, known, problems)
+    except AgenticError as error:
+        problems.append(str(error))
+    finally:
+        await broker.close()
+
+
+def _check_topics(app: App, broker: Broker, known: Mapping[str, int], problems: list[str]) -> None:
+    from agentic.runtime.topics import needed
+
+    wanted = app.settings.create_topics
+    makes = broker.creates_topics if wanted is None else wanted
+    rows = []
+    for name, spec in needed(app).items():
+        declared = app.topics[name].partitions if name in app.topics else None
+        made = makes or (name in app.topics and app.topics[name].internal)
+        state = _state(spec, declared, known.get(name), made)
+        rows.append((name, known.get(name), declared, state))
+        if state not in ("there", "made at start"):
+            problems.append(f"topic {name!r}: {state}")
+    show(["topic", "partitions", "declared", "state"], rows, right=["partitions", "declared"])
+
+
+def _state(spec: TopicSpec, declared: int | None, actual: int | None, made: bool) -> str:
+    if actual is None:
+        return "made at start" if made else f"missing; make it with 'agentic topics create {spec.name}'"
+    if declared is not None and declared != actual:
+        return f"has {actual} partitions, not {declared} as declared; change the declaration, or make a new topic"
+    return "there"

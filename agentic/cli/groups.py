@@ -1,0 +1,83 @@
+"""``agentic groups``."""
+
+from __future__ import annotations
+
+import click
+
+from agentic.brokers.base import Broker, GroupInfo, TopicPartition
+from agentic.cli import base
+from agentic.cli.choice import current
+from agentic.errors import ConfigurationError
+
+
+@click.group(cls=base.Group, invoke_without_command=True)
+@click.pass_context
+def groups(ctx: click.Context) -> None:
+    """List and describe consumer groups. Alone it lists."""
+    if ctx.invoked_subcommand is None:
+        _list()
+
+
+@groups.command("list")
+def list_groups() -> None:
+    """List the groups with their members and lag."""
+    _list()
+
+
+def _list() -> None:
+    from agentic.cli.output import show_table
+
+    async def read(broker: Broker) -> list[tuple[str, int, int]]:
+        rows = []
+        for name in sorted(await broker.groups()):
+            group = await broker.describe_group(name)
+            ends = await _ends(broker, group)
+            rows.append((name, len(group.members), sum(lag for _, _, _, lag in _lags(group, ends))))
+        return rows
+
+    show_table(("group", "members", "lag"), current().with_broker(read), numbers=("members", "lag"))
+
+
+@groups.command()
+@click.argument("name", required=False)
+def describe(name: str | None) -> None:
+    """Show what a group has committed, how far behind it is, and who owns what. By default the app's."""
+    from agentic.cli.output import show_table
+
+    choice = current()
+    group_name = name or choice.app().name
+
+    async def read(broker: Broker) -> tuple[GroupInfo, dict[TopicPartition, int]]:
+        group = await broker.describe_group(group_name)
+        if not group.members and not group.positions:
+            known = ", ".join(sorted(await broker.groups())) or "none"
+            raise ConfigurationError(f"{broker.url} knows no group {group_name!r}; there are: {known}")
+        return group, await _ends(broker, group)
+
+    group, ends = choice.with_broker(read)
+    owner = {tp: member for member, owned in group.members.items() for tp in owned}
+    rows = [
+        (tp.topic, tp.partition, "none" if committed is None else committed, end, lag, owner.get(tp, "nobody"))
+        for tp, committed, end, lag in _lags(group, ends)
+    ]
+    columns = ("topic", "partition", "committed", "end", "lag", "member")
+    show_table(columns, rows, numbers=("partition", "committed", "end", "lag"))
+    for member in sorted(set(group.members) - set(owner.values())):
+        click.echo(f"{member} owns nothing")
+
+
+async def _ends(broker: Broker, group: GroupInfo) -> dict[TopicPartition, int]:
+    """Return the ends of the group's partitions that are still there."""
+    known = await broker.topics()
+    every = {*group.positions, *(tp for owned in group.members.values() for tp in owned)}
+    return await broker.end_offsets(sorted(tp for tp in every if tp.partition < known.get(tp.topic, 0)))
+
+
+def _lags(group: GroupInfo, ends: dict[TopicPartition, int]) -> list[tuple[TopicPartition, int | None, int, int]]:
+    """Return partition, committed offset, end and lag; what was never committed lags by all there is."""
+    rows: list[tuple[TopicPartition, int | None, int, int]] = []
+    for tp, end in sorted(ends.items()):
+        position = group.positions.get(tp)
+        committed = None if position is None else position.offset
+        rows.append((tp, committed, end, max(0, end - (committed or 0))))
+    return rows
