@@ -34,6 +34,9 @@ SLICE = 0.1
 #: Seconds a close waits for what is under way.
 CLOSE = 5.0
 
+#: Reports on what we have thrown away ourselves, at an abort or a close; they may come late.
+PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
+
 Record = tuple[str, bytes | None, bytes | None, int, None, None, int, Any]
 
 
@@ -53,7 +56,6 @@ class KafkaProducer:
         self._queueing = True
         self._cold = True
         self._refused: BrokerError | None = None
-        self._purging = False
         self._closed = False
         self._producer: Any = None
         self._make()
@@ -158,7 +160,7 @@ class KafkaProducer:
 
     def _on_delivery(self, error: Any, message: Any) -> None:
         # May run in the thread of a flush. It must let nothing out: see member.py.
-        if self._purging or error is None or self._refused is not None:
+        if error is None or self._refused is not None or error.code() in PURGED:
             return
         self._refused = refusal(error, message.topic(), message.partition())
 
@@ -174,7 +176,6 @@ class KafkaProducer:
         self._closed = True
         with suppress(TimeoutError, BrokerError):
             await asyncio.wait_for(self._flush(), CLOSE)
-        self._purging = True
         self._overflow.clear()
         self._producer.purge()
         # With a broker away its close can take long; it goes on in a thread of its own.

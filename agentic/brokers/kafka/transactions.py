@@ -157,8 +157,9 @@ class TransactionalProducer(KafkaProducer):
         # What can never be written must not be tried again with the next transaction: it is raised as it is.
         await self._flush()
         if self._refused is not None and not isinstance(self._refused, BrokerUnavailable | Fenced):
-            refused, self._refused = self._refused, None
-            await self.abort_transaction()
+            refused = self._refused
+            # A refused record leaves a gap in the sequence numbers: librdkafka would fail the next transaction on it.
+            await self._renew()
             raise refused
         metadata = None
         if positions:
@@ -204,14 +205,12 @@ class TransactionalProducer(KafkaProducer):
         self._overflow.clear()
         if not self._open:
             return
-        self._purging = True
         try:
             await off_loop(self._insist, self._producer.abort_transaction, "abort", self._patience)
             self._producer.poll(0)
         except (_Abort, _Dead):
             await self._renew()
         finally:
-            self._purging = False
             self._closed_transaction()
 
     async def _renew(self) -> None:
@@ -226,14 +225,12 @@ class TransactionalProducer(KafkaProducer):
 
     async def close(self) -> None:
         if not self._closed and self._open and not self._fenced:
-            self._purging = True
             try:
                 await self.abort_transaction()
             except BrokerError:
                 self._open = False  # the broker undoes it when transaction.timeout.ms is over
         if not self._closed:
             self._closed = True
-            self._purging = True
             with suppress(TimeoutError):
                 await asyncio.wait_for(off_loop(_discard, self._producer), CLOSE)
 
