@@ -16,7 +16,7 @@ from agentic.app import App
 from agentic.brokers.base import Broker, TopicSpec
 from agentic.cli import base
 from agentic.cli.choice import current
-from agentic.cli.columns import show
+from agentic.cli.output import show_table
 from agentic.errors import AgenticError
 from agentic.settings import Settings
 
@@ -36,31 +36,30 @@ def doctor(ctx: click.Context) -> None:
     """
     choice = current()
     app = choice.app_if_named()
-    chosen = choice.settings() if app is not None or "broker" in choice.overrides else _alone(choice.overrides)
+    chosen = app.settings if app is not None else settings.resolve({"name": "agentic"}, override=choice.overrides)
     problems: list[str] = []
 
     click.echo("Versions")
-    show(["package", "version"], [("agentic-streams", agentic.__version__), ("python", platform.python_version())])
-    show(["", ""], [(package, _version(package)) for package in _PACKAGES])
+    own = [("agentic-streams", agentic.__version__), ("python", platform.python_version())]
+    show_table(["package", "version"], own + [(package, _version(package)) for package in _PACKAGES])
     click.echo("\nSettings")
-    show(["setting", "value", "default", "from"], [_setting(chosen, name) for name in settings.names()])
+    show_table(["setting", "value", "default", "from"], [_setting(chosen, name) for name in settings.names()])
     if app is not None:
         try:
             app.check()
         except AgenticError as error:
             problems.append(str(error))
-    click.echo(f"\nBroker {chosen.broker}")
-    asyncio.run(_look(chosen, app, problems))
+    if app is not None or chosen.origins["broker"] != "default":
+        click.echo(f"\nBroker {chosen.broker}")
+        asyncio.run(_look(chosen, app, problems))
+    else:
+        click.echo("\nNo app and no broker named: say -A MODULE, or --broker URL, to have those checked")
     click.echo("")
     for problem in problems:
         click.echo(f"wrong: {problem}")
     if not problems:
         click.echo("all is well")
     ctx.exit(1 if problems else 0)
-
-
-def _alone(overrides: Mapping[str, object]) -> Settings:
-    return settings.resolve({"name": "agentic"}, override=overrides)
 
 
 def _version(package: str) -> str:
@@ -116,10 +115,10 @@ def _check_topics(app: App, broker: Broker, known: Mapping[str, int], problems: 
         declared = app.topics[name].partitions if name in app.topics else None
         made = makes or (name in app.topics and app.topics[name].internal)
         state = _state(spec, declared, known.get(name), made)
-        rows.append((name, known.get(name), declared, state))
+        rows.append((name, known.get(name, "-"), declared or "-", state))
         if state not in ("there", "made at start"):
             problems.append(f"topic {name!r}: {state}")
-    show(["topic", "partitions", "declared", "state"], rows, right=["partitions", "declared"])
+    show_table(["topic", "partitions", "declared", "state"], rows, numbers=["partitions", "declared"])
 
 
 def _state(spec: TopicSpec, declared: int | None, actual: int | None, made: bool) -> str:

@@ -20,7 +20,6 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, TypeAlias, cast
 
-import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -110,7 +109,7 @@ def _read(line: bytes, form: Form, partitions: int, where: str) -> Record | None
 def _opened(path: str) -> Iterator[Bytes]:
     if path == "-":
         # Buffered once more: it may be a stream that can't be looked ahead in.
-        yield io.BufferedReader(cast(Any, click.get_binary_stream("stdin")))
+        yield io.BufferedReader(cast(Any, sys.stdin.buffer))
     else:
         with open(path, "rb") as file:
             yield file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
 
 import click
@@ -36,7 +37,7 @@ def _list() -> None:
     choice = current()
     found = choice.with_broker(read)
     app = choice.app_if_named()
-    rows = [(info.name, info.partitions, _records(info)) for info in found]
+    rows: list[tuple[str, int | str, int | str]] = [(info.name, info.partitions, _records(info)) for info in found]
     if app is not None:
         there = {info.name for info in found}
         rows += [(name, "missing", "") for name in app.topics if name not in there]
@@ -106,7 +107,7 @@ def create(name: str | None, partitions: int | None, compacted: bool) -> None:
 def delete(names: tuple[str, ...], yes: bool) -> None:
     """Delete topics with all their records."""
     if not yes:
-        if not click.get_text_stream("stdin").isatty():
+        if not sys.stdin.isatty():
             raise ConfigurationError("nobody is there to ask; say --yes to delete")
         click.confirm(f"Delete {', '.join(names)} with all records?", abort=True)
     current().with_broker(lambda broker: broker.delete_topics(names))
