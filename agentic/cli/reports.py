@@ -6,16 +6,15 @@ Reporters run beside the worker and read `App.metrics`; they are cancelled when 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from agentic.app import App
 from agentic.metrics import Counter, Gauge, Metrics
@@ -49,7 +48,7 @@ class Numbers:
             at=time.monotonic(),
             events_in=metrics.total("events_in"),
             events_out=metrics.total("events_out"),
-            dropped=by_label(metrics, "dropped", "reason"),
+            dropped=_dropped(metrics),
             lag=sum(known) if known else None,
             commit_p99=metrics.latency("commit_seconds").quantile(0.99),
         )
@@ -81,6 +80,10 @@ def summary_line(now: Numbers, before: Numbers) -> str:
     return ", ".join(parts)
 
 
+def _dropped(metrics: Metrics) -> dict[str, float]:
+    return {reason: count for reason, count in by_label(metrics, "dropped", "reason").items() if count}
+
+
 def _reasons(dropped: dict[str, float]) -> str:
     return ", ".join(f"{reason} {count:,.0f}" for reason, count in dropped.items())
 
@@ -96,9 +99,23 @@ async def summary(app: App) -> None:
 
 
 async def live(app: App) -> None:
-    """Draw a table that changes while the worker works; without a terminal, once at the end."""
-    began = before = Numbers.of(app.metrics)
-    with _screen(app) as screen:
+    """Draw a table that changes while the worker works. Without a terminal: summary lines, and the table at the end."""
+    console = Console()
+    began = Numbers.of(app.metrics)
+    try:
+        if console.is_terminal:
+            await _draw(app, console)
+        else:
+            await summary(app)
+    finally:
+        console.print(tables(app, Numbers.of(app.metrics), began))
+
+
+async def _draw(app: App, console: Console) -> None:
+    before = Numbers.of(app.metrics)
+    with Live(console=console, auto_refresh=False, transient=True) as screen:
+        # While it is drawn, the display stands in for standard error: log lines pass above it, not through.
+        setup(app.settings, sys.stderr)
         try:
             while True:
                 await asyncio.sleep(LIVE_EVERY)
@@ -106,24 +123,12 @@ async def live(app: App) -> None:
                 screen.update(tables(app, now, before), refresh=True)
                 before = now
         finally:
-            screen.update(tables(app, Numbers.of(app.metrics), began), refresh=True)
-
-
-@contextlib.contextmanager
-def _screen(app: App) -> Iterator[Live]:
-    """A live display that log lines pass above, in place of through."""
-    with Live(console=Console(), auto_refresh=False) as screen:
-        # While it is drawn, the display has put itself in place of standard error.
-        setup(app.settings, sys.stderr)
-        try:
-            yield screen
-        finally:
             setup(app.settings, sys.__stderr__)
 
 
 def tables(app: App, now: Numbers, before: Numbers) -> Group:
     """Return the live display: agents, topics, and a line of totals."""
-    agents = Table("agent", title=f"{app.name} on {app.settings.broker}", title_justify="left")
+    agents = Table("agent")
     for column in ("done", "sent"):
         agents.add_column(column, justify="right")
     done, sent = by_label(app.metrics, "events_done", "agent"), by_label(app.metrics, "events_out", "agent")
@@ -136,7 +141,8 @@ def tables(app: App, now: Numbers, before: Numbers) -> Group:
     for topic in app.sources():
         behind = f"{lag[topic.name]:,.0f}" if topic.name in lag else "?"
         topics.add_row(topic.name, f"{read.get(topic.name, 0):,.0f}", behind)
-    return Group(agents, topics, summary_line(now, before))
+    title = Text(f"{app.name} on {app.settings.broker}", "bold")
+    return Group(title, agents, topics, Text(summary_line(now, before)))
 
 
 def final_line(metrics: Metrics, seconds: float) -> str:
@@ -145,5 +151,5 @@ def final_line(metrics: Metrics, seconds: float) -> str:
     line = f"{events_in:,.0f} events in, {events_out:,.0f} out, in {seconds:.1f} s"
     if seconds > 0 and events_in:
         line += f" ({events_in / seconds:,.0f} events/s)"
-    dropped = by_label(metrics, "dropped", "reason")
+    dropped = _dropped(metrics)
     return line + (f"; dropped: {_reasons(dropped)}" if dropped else "")
