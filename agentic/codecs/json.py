@@ -23,7 +23,14 @@ def _dumps(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError:
+        return _encode(value)
+
+
+def _encode(value: Any) -> bytes:
+    try:
         return _encoder.encode(value)
+    except RecursionError:
+        raise CodecError("it contains itself, or is nested too deep for JSON") from None
 
 
 class Json:
@@ -33,8 +40,7 @@ class Json:
 
     def __init__(self) -> None:
         self.decode: Callable[[bytes], Any] = msgspec.json.Decoder().decode
-        # Straight to C: a function of ours around orjson would cost more than orjson saves.
-        self.encode: Callable[[Any], bytes] = _encoder.encode
+        self.encode: Callable[[Any], bytes] = _encode
 
 
 class Container:
@@ -73,16 +79,22 @@ class Typed:
 
     def encode(self, value: Any, /) -> bytes:
         if value.__class__ is self._exact:
-            return _encoder.encode(value)
-        return _encoder.encode(self._checked(value))
+            return _encode(value)
+        return _encode(self._checked(value))
 
     def _checked(self, value: Any) -> Any:
         """Let pass what the declared type takes: a subclass, a TypedDict's dict, a member of a union."""
-        try:
-            if isinstance(value, self.declared) and not (isinstance(value, bool) and self.declared is int):
-                return value
-        except TypeError:  # a TypedDict or a generic alias: ask msgspec instead
-            pass
+        if not isinstance(value, bool):  # to Python a bool is an int; to a topic of ints it is not
+            try:
+                if isinstance(value, self.declared):
+                    return value
+            except TypeError:  # no class but a TypedDict or a generic alias: msgspec decides
+                return self._converted(value)
+            if self._exact is not None and self._exact is not float:
+                raise CodecError(f"give a {self._exact.__name__}")
+        return self._converted(value)
+
+    def _converted(self, value: Any) -> Any:
         try:
             return msgspec.convert(value, self.declared)
         except msgspec.ValidationError as error:
