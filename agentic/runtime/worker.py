@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 from collections.abc import Awaitable, Callable, Sequence
 
 from agentic import brokers
@@ -14,6 +12,7 @@ from agentic.brokers.base import Broker
 from agentic.runtime import topics
 from agentic.runtime.assignment import Assignment
 from agentic.runtime.checkpoint import Checkpointer
+from agentic.runtime.identity import Slotfile
 from agentic.runtime.outbox import AppOutlet, Outbox, wall_ms
 from agentic.runtime.services import (
     BrokerService,
@@ -41,6 +40,8 @@ class Worker(Part):
         app: checked before anything is opened.
         broker: by default the one that the app's settings name.
         now: the wall clock, in milliseconds.
+        reporters: run beside the agents, and are cancelled at the end.
+        transactional_id: for exactly once; by default one that a restart of this worker has again.
 
     Attributes:
         failure: why the worker has to stop, None while all is well.
@@ -54,6 +55,7 @@ class Worker(Part):
         broker: Broker | None = None,
         now: Callable[[], int] = wall_ms,
         reporters: Sequence[Reporter] = (),
+        transactional_id: str | None = None,
     ) -> None:
         super().__init__()
         app.check()
@@ -65,6 +67,8 @@ class Worker(Part):
         self._now = now
         self._reporters = list(reporters)
         self._checkpointer: Checkpointer | None = None
+        self._given_id = transactional_id
+        self._slotfile: Slotfile | None = None
 
     async def on_start(self) -> None:
         """Connect, look at the topics, surround, take in: each step needs the ones before it."""
@@ -110,9 +114,19 @@ class Worker(Part):
         await self.add_runtime_dependency(CheckpointService(self.checkpoint, self.assignment, interval, self.fail))
 
     def _transactional_id(self) -> str:
-        """A restart of the same instance takes over its id, and so ends what the former left open."""
-        instance = self.app.settings.instance or f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
-        return f"{self.app.name}-{instance}"
+        """A restart of the same worker takes over its id, and so ends what the former left open."""
+        settings = self.app.settings
+        name = self._given_id or settings.instance
+        if name is None:
+            self._slotfile = Slotfile(settings.state_dir, settings.name)
+            name = self._slotfile.name
+        return f"{settings.name}-{name}"
+
+    async def on_shutdown(self) -> None:
+        """All parts have stopped."""
+        if self._slotfile is not None:
+            self._slotfile.close()
+            self._slotfile = None
 
     async def _checkpoint_only(self) -> bool:
         assert self._checkpointer is not None and self.assignment is not None, "an app with agents has both"

@@ -93,7 +93,7 @@ class TestDriver:
         self._settle()
 
     async def _make_worker(self, broker: MemoryBroker) -> Worker:
-        return Worker(self.app, broker=broker, now=self._now)
+        return Worker(self.app, broker=broker, now=self._now, transactional_id="driver")
 
     def _stop(self) -> None:
         worker, self._worker = self._worker, None

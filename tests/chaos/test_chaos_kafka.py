@@ -1,0 +1,49 @@
+"""Workers on a real Kafka are killed at random, and the broker too; every record is accounted for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pathlib
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fleet import Fleet, run, verify
+
+pytestmark = pytest.mark.chaos
+
+#: A dead member is noticed in a second and a half, so that thirty deaths take less than a minute.
+QUICK = ["group.consumer.session.timeout.ms=1500", "group.consumer.heartbeat.interval.ms=300"]
+
+
+@pytest.fixture
+def node(kafka_tool: types.ModuleType, tmp_path: pathlib.Path) -> Iterator[Any]:
+    """A broker of the test's own, to be killed."""
+    kafka_tool.held(tmp_path / "node", os.getpid(), QUICK)
+    node = kafka_tool.Node(tmp_path / "node")
+    yield node
+    node.kill()
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_thirty_kills_and_two_of_the_broker_lose_nothing(node: Any, tmp_path: pathlib.Path, delivery: str) -> None:
+    fleet = Fleet(f"kafka://{node.bootstrap}", tmp_path, delivery=delivery, count=50_000, kills=30)
+
+    async def interlude(kills: int) -> None:
+        if kills in (10, 20):
+            await asyncio.to_thread(node.kill)
+            await asyncio.to_thread(node.start)
+
+    run(fleet, interlude=interlude)
+    verify(fleet, delivery)
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_members_that_join_and_leave_every_second_lose_nothing(
+    node: Any, tmp_path: pathlib.Path, delivery: str
+) -> None:
+    fleet = Fleet(f"kafka://{node.bootstrap}", tmp_path, delivery=delivery, count=50_000, kills=12, seed=2)
+    run(fleet, churn=True)
+    verify(fleet, delivery)
