@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from weakref import WeakValueDictionary
 
 from agentic.brokers.base import Batch, Headers, Position, TopicInfo, TopicPartition, TopicSpec
-from agentic.brokers.embedded.broker import EmbeddedBroker
+from agentic.brokers.embedded.broker import RECORD_LIMIT, EmbeddedBroker, byte_option
 from agentic.brokers.embedded.consumer import EmbeddedConsumer
 from agentic.brokers.embedded.membership import Membership, Process
 from agentic.brokers.embedded.store import Rows, Signal, Store
@@ -43,9 +43,9 @@ class MemoryStore:
     linger = 0.0
     look_every: float | None = None
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, record_limit: int) -> None:
         self.name = name
-        self.record_limit = 64 << 20
+        self.record_limit = record_limit
         self.records = Signal()
         self.members = Signal()
         self.specs: dict[str, TopicSpec] = {}
@@ -204,21 +204,23 @@ class MemoryBroker(EmbeddedBroker):
     Args:
         url: ``memory://`` is private to this object; brokers of ``memory://NAME`` share their log
             as long as one of them lives.
-        options: none.
+        options: ``record_limit``, bytes of key, value and headers of one record.
 
     Raises:
-        ConfigurationError: an option.
+        ConfigurationError: an unknown option.
     """
 
     def __init__(self, url: str = "memory://", options: Mapping[str, object] | None = None) -> None:
         super().__init__()
-        if options:
-            raise ConfigurationError(f"broker {url!r}: no option {next(iter(options))!r}; memory:// has none")
+        limits = dict(options or {})
+        record_limit = byte_option(url, limits, "record_limit") or RECORD_LIMIT
+        if limits:
+            raise ConfigurationError(f"broker {url!r}: no option {next(iter(limits))!r}; there is record_limit")
         self.url = url
         name = url.removeprefix("memory://")
         store = _named.get(name) if name else None
         if store is None:
-            store = MemoryStore(url)
+            store = MemoryStore(url, record_limit)
             if name:
                 _named[name] = store
         self._memory = store

@@ -11,10 +11,21 @@ from agentic.brokers.embedded.consumer import EmbeddedConsumer, check_positions
 from agentic.brokers.embedded.feed import EmbeddedReader
 from agentic.brokers.embedded.producer import EmbeddedProducer, TransactionalProducer
 from agentic.brokers.embedded.store import Store
-from agentic.errors import BrokerError, TopicExists, UnknownTopic
+from agentic.errors import BrokerError, ConfigurationError, TopicExists, UnknownTopic
 
 #: Kafka's rule for topic names.
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+#: Bytes that a record may have unless the option ``record_limit`` says otherwise.
+RECORD_LIMIT = 64 << 20
+
+
+def byte_option(url: str, options: dict[str, object], name: str) -> int | None:
+    """Take an option out of `options`, None where it is not given. Raises `ConfigurationError`."""
+    value = options.pop(name, None)
+    if value is not None and (not isinstance(value, int) or value < 1):
+        raise ConfigurationError(f"broker {url!r}: {name} {value!r}: must be a number of bytes, at least 1")
+    return value
 
 
 def check_spec(spec: TopicSpec) -> None:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from agentic.brokers.embedded.broker import EmbeddedBroker
+from agentic.brokers.embedded.broker import RECORD_LIMIT, EmbeddedBroker, byte_option
 from agentic.brokers.embedded.store import Store
 from agentic.brokers.local.environment import Environment
 from agentic.brokers.local.store import LocalStore
 from agentic.errors import BrokerError, ConfigurationError
-
-#: Bytes that a record may have unless the option ``record_limit`` says otherwise.
-RECORD_LIMIT = 64 << 20
 
 
 class LocalBroker(EmbeddedBroker):
@@ -35,8 +32,8 @@ class LocalBroker(EmbeddedBroker):
             raise ConfigurationError(f"broker {url!r}: no directory; write local://DIR")
         self._directory = Path(directory).expanduser()
         limits = dict(options or {})
-        self._record_limit = _bytes(url, limits, "record_limit", RECORD_LIMIT)
-        self._map_size = _bytes(url, limits, "map_size", None)
+        self._record_limit = byte_option(url, limits, "record_limit") or RECORD_LIMIT
+        self._map_size = byte_option(url, limits, "map_size")
         if limits:
             raise ConfigurationError(
                 f"broker {url!r}: no option {next(iter(limits))!r}; there are record_limit and map_size"
@@ -51,18 +48,9 @@ class LocalBroker(EmbeddedBroker):
 
     async def open(self, timeout: float) -> None:
         if self._local is None:
-            self._local = LocalStore(
-                Environment.acquire(self._directory, self._map_size), self.url, self._record_limit or RECORD_LIMIT
-            )
+            self._local = LocalStore(Environment.acquire(self._directory, self._map_size), self.url, self._record_limit)
 
     async def close(self) -> None:
         store, self._local = self._local, None
         if store is not None:
             store.environment.release()
-
-
-def _bytes(url: str, options: dict[str, object], name: str, default: int | None) -> int | None:
-    value = options.pop(name, default)
-    if value is not None and (not isinstance(value, int) or value < 1):
-        raise ConfigurationError(f"broker {url!r}: {name} {value!r}: must be a number of bytes, at least 1")
-    return value

@@ -11,7 +11,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -28,8 +28,9 @@ LOOK_HOT = 0.001
 LOOK_COLD = 0.01
 #: Seconds without news after which looking becomes rare.
 HOT_FOR = 0.1
+#: Bytes of chunks after which a read of one partition ends, however few its records.
+READ_BYTES = 1 << 20
 
-T = TypeVar("T")
 _encode = msgspec.msgpack.Encoder().encode
 _decode_topic = msgspec.msgpack.Decoder(TopicRow).decode
 _decode_epoch = msgspec.msgpack.Decoder(EpochRow).decode
@@ -192,27 +193,26 @@ class LocalView:
         values: list[bytes | None] = []
         headers: list[Headers | None] = []
         position = offset
+        size = 0
         for key, data in self.chunks(topic_id, tp.partition, offset):
             chunk = self.chunk(tp, key, data)
-            n = len(chunk.timestamps)
-            first = max(0, offset - chunk.base) if chunk.offsets is None else bisect_left(chunk.offsets, offset)
-            stop = min(n, first + limit - len(offsets))
-            if chunk.offsets is None:
-                offsets.extend(range(chunk.base + first, chunk.base + stop))
-            else:
-                offsets.extend(chunk.offsets[first:stop])
-            if first == 0 and stop == n:
+            chunk_offsets = chunk.all_offsets()
+            # Whole chunks: the rest of one that is cut would have to be decoded again.
+            first = bisect_left(chunk_offsets, offset)
+            if first == 0:
+                offsets += chunk_offsets
                 timestamps += chunk.timestamps
                 keys += chunk.keys
                 values += chunk.values
             else:
-                timestamps += chunk.timestamps[first:stop]
-                keys += chunk.keys[first:stop]
-                values += chunk.values[first:stop]
-            headers += [None] * (stop - first) if chunk.headers is None else chunk.headers[first:stop]
-            if stop > first:
-                position = offsets[-1] + 1
-            if stop < n or len(offsets) >= limit:
+                offsets += chunk_offsets[first:]
+                timestamps += chunk.timestamps[first:]
+                keys += chunk.keys[first:]
+                values += chunk.values[first:]
+            headers += chunk.headers[first:] if chunk.headers else [None] * (len(chunk_offsets) - first)
+            position = offsets[-1] + 1
+            size += len(data)
+            if len(offsets) >= limit or size >= READ_BYTES:
                 break
         else:
             position = row.end
