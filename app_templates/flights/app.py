@@ -1,0 +1,75 @@
+"""PROJECT: which flights out of New York left late, and which of them so late that someone should know.
+
+    departures ──(15 min or more, with the airline's name)──▶ late ──(2 h or more)──▶ alerts
+
+The log is embedded and lies in .agentic/. Outputs and positions are committed together
+(exactly_once): however often the worker is killed, each late flight is in ``late`` once.
+"""
+
+import gzip
+from pathlib import Path
+
+import msgspec
+from agentic import App
+
+DATA = Path(__file__).parent / "data"
+
+#: Minutes from which a flight counts as late, and from which someone should know.
+LATE, LONG = 15, 120
+
+
+class Flight(msgspec.Struct, frozen=True):
+    """A departure as it is reported. Fields that we don't ask for are skipped while it is parsed."""
+
+    carrier: str
+    flight: int
+    origin: str
+    dest: str
+    dep_delay: int
+
+
+class Late(msgspec.Struct, frozen=True):
+    """A late departure, with the airline by name."""
+
+    airline: str
+    flight: str
+    route: str
+    minutes: int
+
+
+app = App("PROJECT", delivery="exactly_once")
+departures = app.topic("departures", key=str, value=Flight)
+late = app.topic("late", key=str, value=Late)
+alerts = app.topic("alerts", key=str, value=str)
+
+airlines: dict[str, str] = {}
+
+
+@app.lifespan
+async def load_airlines():
+    """Read the names of the airlines before the first flight comes."""
+    with gzip.open(DATA / "airlines.jsonl.gz") as lines:
+        for line in lines:
+            row = msgspec.json.decode(line)
+            airlines[row["key"]] = row["value"]["name"]
+    yield
+
+
+@app.agent(departures.filter(lambda flight: flight.dep_delay >= LATE), to=late)
+async def enrich(stream):
+    """Keep the late ones, and call the airline by its name."""
+    async for flight in stream:
+        yield Late(
+            airline=airlines.get(flight.carrier, flight.carrier),
+            flight=f"{flight.carrier}{flight.flight}",
+            route=f"{flight.origin}-{flight.dest}",
+            minutes=flight.dep_delay,
+        )
+
+
+@app.agent(late.filter(lambda flight: flight.minutes >= LONG), to=alerts)
+async def alert(stream):
+    """Say it of the long delays."""
+    async for flight in stream:
+        hours, minutes = divmod(flight.minutes, 60)
+        yield f"{flight.airline} {flight.flight} {flight.route} left {hours} h {minutes:02} min late"

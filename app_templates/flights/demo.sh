@@ -1,0 +1,17 @@
+#!/bin/sh
+# Sends a week of departures to the embedded log, works them off and shows what came out.
+# Kill it at any moment and start it again: it goes on where it was, and the result is the same.
+set -eu
+cd "$(dirname "$0")"
+
+agentic -A app send departures --jsonl data/departures.jsonl.gz --resume
+agentic -A app run --live
+echo
+echo "The last long delays of the week:"
+agentic -A app tail alerts -n 5
+echo
+echo "Where to look next, in $(pwd):"
+echo "  app.py, README.md                        the program, and what to try with it"
+echo "  agentic -A app tail late -n 20           the late flights"
+echo "  agentic -A app topics                    what the log holds"
+echo "  agentic -A app groups describe           how far the app has come"

@@ -1,0 +1,50 @@
+"""PROJECT, step by step and without a broker: run it with pytest."""
+
+import pytest
+from agentic.testing import TestDriver
+
+from app import Flight, Late, alerts, app, departures, late
+
+
+@pytest.fixture
+def driver():
+    with TestDriver(app) as driver:
+        yield driver
+
+
+def flight(minutes: int, carrier: str = "UA") -> Flight:
+    return Flight(carrier=carrier, flight=17, origin="JFK", dest="BOS", dep_delay=minutes)
+
+
+def test_a_late_flight_gets_its_airlines_name_and_keeps_key_and_time(driver):
+    driver.send(departures, flight(15), key="JFK", timestamp=1_000)
+    (output,) = driver.outputs(late)
+    assert output.value == Late(airline="United Air Lines Inc.", flight="UA17", route="JFK-BOS", minutes=15)
+    assert (output.key, output.timestamp) == ("JFK", 1_000)
+
+
+def test_a_punctual_flight_is_left_out_and_counted(driver):
+    driver.send(departures, flight(14), key="JFK")
+    assert driver.outputs(late) == []
+    assert driver.dropped == {"filtered": 1}
+
+
+def test_a_long_delay_is_alerted(driver):
+    driver.send(departures, flight(119), key="JFK")
+    assert driver.outputs(alerts) == []
+    driver.send(departures, flight(125), key="JFK")
+    assert [output.value for output in driver.outputs(alerts)] == [
+        "United Air Lines Inc. UA17 JFK-BOS left 2 h 05 min late"
+    ]
+
+
+def test_an_airline_that_is_not_in_the_file_keeps_its_code(driver):
+    driver.send(departures, flight(20, carrier="ZZ"), key="JFK")
+    assert driver.outputs(late)[0].value.airline == "ZZ"
+
+
+def test_a_crash_doubles_nothing(driver):
+    driver.send(departures, flight(125), key="JFK")
+    driver.crash()
+    assert len(driver.outputs(late)) == 1
+    assert len(driver.outputs(alerts)) == 1
