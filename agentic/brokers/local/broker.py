@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
 from agentic.brokers.embedded.broker import RECORD_LIMIT, EmbeddedBroker, byte_option
 from agentic.brokers.embedded.store import Store
 from agentic.brokers.local.environment import Environment
+from agentic.brokers.local.housekeeping import Housekeeper
 from agentic.brokers.local.store import LocalStore
 from agentic.errors import BrokerError, ConfigurationError
 
@@ -39,6 +41,7 @@ class LocalBroker(EmbeddedBroker):
                 f"broker {url!r}: no option {next(iter(limits))!r}; there are record_limit and map_size"
             )
         self._local: LocalStore | None = None
+        self._housekeeping: asyncio.Task[None] | None = None
 
     @property
     def _store(self) -> Store:
@@ -48,9 +51,15 @@ class LocalBroker(EmbeddedBroker):
 
     async def open(self, timeout: float) -> None:
         if self._local is None:
-            self._local = LocalStore(Environment.acquire(self._directory, self._map_size), self.url, self._record_limit)
+            environment = Environment.acquire(self._directory, self._map_size)
+            self._local = LocalStore(environment, self.url, self._record_limit)
+            housekeeper = Housekeeper(self._local)
+            self._housekeeping = asyncio.create_task(housekeeper.run(), name=f"housekeeping of {self.url}")
 
     async def close(self) -> None:
         store, self._local = self._local, None
         if store is not None:
+            if self._housekeeping is not None:
+                self._housekeeping.cancel()
+                await asyncio.wait([self._housekeeping])
             store.environment.release()

@@ -51,8 +51,9 @@ class Environment:
         try:
             with self._errors("be opened"):
                 self._page = self.lmdb.stat()["psize"]
-                self.db = self._databases()
                 self._check_length()
+                self.lmdb.reader_check()
+                self.db = self._databases()
         except BaseException:
             self.lmdb.close()
             raise
@@ -200,6 +201,11 @@ class Environment:
                     f"{self.file}: no space left on the device; nothing was half-written: free some and start again"
                 ) from error
             raise BrokerError(f"{self.file}: can't {what} ({error}); check its owner, mode and disk") from error
+
+    def clear_readers(self) -> None:
+        """Free the reader slots of processes that died: each pins the pages that it could still read."""
+        with self._errors("be read"):
+            self.lmdb.reader_check()
 
     def txnid(self) -> int:
         """Which transaction was the last, of any process."""

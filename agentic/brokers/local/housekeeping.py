@@ -26,12 +26,12 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import compress
 
 import msgspec
 
-from agentic.brokers.base import TopicPartition
+from agentic.brokers.base import Headers, TopicPartition
 from agentic.brokers.local import layout
 from agentic.brokers.local.layout import Chunk, PartitionRow, TopicRow
 from agentic.brokers.local.store import LocalChange, LocalStore, LocalView
@@ -92,6 +92,7 @@ class Housekeeper:
     async def run(self) -> None:
         """Keep house for ever; a round that fails is logged, and the next one tries again."""
         while True:
+            await asyncio.sleep(EVERY)
             try:
                 self._store.environment.clear_readers()
                 if self.claim():
@@ -99,7 +100,6 @@ class Housekeeper:
                         await asyncio.sleep(PAUSE)
             except BrokerError as error:
                 logger.warning("housekeeping broke off and will be tried again in %.0f s: %s", EVERY, error)
-            await asyncio.sleep(EVERY)
 
     def claim(self) -> bool:
         """Take or renew the lease; False where another process has it."""
@@ -205,11 +205,16 @@ class Housekeeper:
                 if not run:
                     break
                 chunks = [view.chunk(tp, key, data) for key, data in run]
-            kept, removed, left = _sift(chunks, latest, upto, settled)
-            tombstones += left
-            if removed or _crumbs(run):
+            kept = _Kept()
+            for chunk in chunks:
+                kept.sift(chunk, latest, settled)
+            pieces = kept.cut()
+            # Crumbs, chunks of few records, are worth a rewrite too.
+            if kept.removed or len(run) >= 4 * len(pieces):
                 with self._store.change() as change:
-                    _rewrite(change, tp, topic, run, kept)
+                    if not _rewrite(change, tp, topic, run, pieces, upto):
+                        continue
+            tombstones += kept.tombstones
             at = layout.LOG_KEY.unpack(run[-1][0])[2] + 1
             yield
         with self._store.change() as change:
@@ -222,7 +227,7 @@ class Housekeeper:
 
     def _learn(
         self, tp: TopicPartition, topic: TopicRow, row: PartitionRow, latest: dict[bytes | None, int]
-    ) -> Iterator[None]:
+    ) -> Generator[None, None, int]:
         """Note the last offset of each key from where the last compaction ended; return how far that is."""
         at = max(row.cleaned, row.start)
         while at < row.end and len(latest) < KEYS_AT_ONCE:
@@ -267,3 +272,81 @@ def _run(view: LocalView, topic: TopicRow, partition: int, at: int, upto: int) -
         if layout.LOG_KEY.unpack(key)[2] + 1 >= upto or size >= STEP_BYTES or len(run) == STEP_ROWS:
             break
     return run
+
+
+def _rewrite(
+    change: LocalChange,
+    tp: TopicPartition,
+    topic: TopicRow,
+    run: list[tuple[bytes, bytes]],
+    pieces: list[Chunk],
+    upto: int,
+) -> bool:
+    """Put the pieces in the place of a run of chunks; False if the run is no longer what it was."""
+    row = _row(change, tp, topic)
+    first = layout.LOG_KEY.unpack(run[0][0])[2]
+    if _run(change, topic, tp.partition, first, upto) != run:
+        return False
+    size = row.size - sum(change.remove_chunk(key) for key, _ in run)
+    size += sum(change.put_chunk(topic.id, tp.partition, piece) for piece in pieces)
+    change.save_partition(topic.id, tp.partition, row._replace(size=size))
+    return True
+
+
+class _Kept:
+    """Records that stay, as columns."""
+
+    def __init__(self) -> None:
+        self.offsets: list[int] = []
+        self.timestamps: list[int] = []
+        self.keys: list[bytes | None] = []
+        self.values: list[bytes | None] = []
+        self.headers: list[Headers | None] = []
+        #: How many go, and how many tombstones stay.
+        self.removed = 0
+        self.tombstones = 0
+
+    def sift(self, chunk: Chunk, latest: dict[bytes | None, int], settled: int) -> None:
+        """Add of a chunk what stays: no later record has its key, and it is no tombstone below `settled`."""
+        offsets = chunk.all_offsets()
+        headers = chunk.headers or [None] * len(offsets)
+        stays = [
+            key is None or (latest.get(key, 0) <= offset and (value is not None or offset >= settled))
+            for offset, key, value in zip(offsets, chunk.keys, chunk.values, strict=True)
+        ]
+        self.offsets += compress(offsets, stays)
+        self.timestamps += compress(chunk.timestamps, stays)
+        self.keys += compress(chunk.keys, stays)
+        values = list(compress(chunk.values, stays))
+        self.values += values
+        self.headers += compress(headers, stays)
+        self.removed += len(stays) - len(values)
+        self.tombstones += sum(
+            value is None and key is not None for key, value in zip(compress(chunk.keys, stays), values, strict=True)
+        )
+
+    def cut(self) -> list[Chunk]:
+        chunks = []
+        first = size = 0
+        for i, (key, value, headers) in enumerate(zip(self.keys, self.values, self.headers, strict=True)):
+            size += len(key or b"") + len(value or b"") + layout.RECORD_OVERHEAD
+            size += sum(len(name) + len(data) for name, data in headers or ())
+            if size >= layout.CHUNK_BYTES or i + 1 - first == layout.CHUNK_RECORDS:
+                chunks.append(self._chunk(first, i + 1))
+                first, size = i + 1, 0
+        if first < len(self.offsets):
+            chunks.append(self._chunk(first, len(self.offsets)))
+        return chunks
+
+    def _chunk(self, first: int, stop: int) -> Chunk:
+        offsets = self.offsets[first:stop]
+        headers = self.headers[first:stop]
+        contiguous = offsets[-1] - offsets[0] == len(offsets) - 1
+        return Chunk(
+            offsets[0],
+            self.timestamps[first:stop],
+            self.keys[first:stop],
+            self.values[first:stop],
+            headers if any(headers) else None,
+            None if contiguous else offsets,
+        )

@@ -58,7 +58,7 @@ LOG_KEY = struct.Struct(">IIQ")
 TOPIC_ID = struct.Struct(">I")
 U64 = struct.Struct(">Q")
 _CHUNK_HEAD = struct.Struct(">Iq")
-_PARTITION_ROW = struct.Struct(">QQQQQQq")
+_PARTITION_ROW = struct.Struct(">QQQQQQQq")
 
 
 class TopicRow(msgspec.Struct, frozen=True, array_like=True):
@@ -81,8 +81,9 @@ class PartitionRow(NamedTuple):
     end: int = 0
     #: Bytes of all its chunks.
     size: int = 0
-    #: The offset up to which a compaction has been.
+    #: The offset up to which a compaction has been, and the bytes of all chunks after it.
     cleaned: int = 0
+    clean_size: int = 0
     #: Tombstones below this offset had become the last of their keys by `settled_at`, milliseconds.
     settled: int = 0
     #: Tombstones that the last compaction met.

@@ -141,8 +141,12 @@ class LocalView:
         rows = self._txn.cursor(db=self._db[b"topics"]).iternext()
         return {name.decode(): self._row(_decode_topic, data, f"the row of topic {name!r}") for name, data in rows}
 
+    def meta(self, key: bytes) -> bytes | None:
+        data: bytes | None = self._txn.get(key, db=self._db[b"meta"])
+        return data
+
     def _number(self, key: bytes) -> int:
-        data = self._txn.get(key, db=self._db[b"meta"])
+        data = self.meta(key)
         return 0 if data is None else int(layout.U64.unpack(data)[0])
 
     def topics(self) -> dict[str, int]:
@@ -217,6 +221,11 @@ class LocalView:
         else:
             position = row.end
         return Batch(tp, offsets, timestamps, keys, values, headers, position, row.end)
+
+    def garbage(self) -> list[int]:
+        """Ids of deleted topics of which something is left."""
+        keys = self._txn.cursor(db=self._db[b"garbage"]).iternext(values=False)
+        return [layout.TOPIC_ID.unpack(key)[0] for key in keys]
 
     def membership(self, group: str) -> Membership:
         data = self._txn.get(self._group_key(group), db=self._db[b"groups"])
@@ -295,7 +304,7 @@ class LocalChange(LocalView):
 
     def _count(self, key: bytes) -> int:
         number = self._number(key) + 1
-        self._put(b"meta", key, layout.U64.pack(number))
+        self.set_meta(key, layout.U64.pack(number))
         return number
 
     def create(self, spec: TopicSpec) -> None:
@@ -328,11 +337,42 @@ class LocalChange(LocalView):
         topic_id, row = self.locate(tp)
         size = row.size
         for chunk in layout.cut(rows, row.end):
-            data = layout.encode_chunk(chunk)
-            self._put(b"log", layout.LOG_KEY.pack(topic_id, tp.partition, chunk.last()), data)
-            size += len(data)
+            size += self.put_chunk(topic_id, tp.partition, chunk)
         self.save_partition(topic_id, tp.partition, row._replace(end=row.end + len(rows), size=size))
         self.records = True
+
+    def put_chunk(self, topic_id: int, partition: int, chunk: Chunk) -> int:
+        """Return its bytes. The partition's row is the caller's affair."""
+        data = layout.encode_chunk(chunk)
+        self._put(b"log", layout.LOG_KEY.pack(topic_id, partition, chunk.last()), data)
+        return len(data)
+
+    def remove_chunk(self, key: bytes) -> int:
+        """Return the bytes that it had. The partition's row is the caller's affair."""
+        return len(self._txn.pop(key, db=self._db[b"log"]) or b"")
+
+    def set_meta(self, key: bytes, value: bytes) -> None:
+        self._put(b"meta", key, value)
+
+    def remove_garbage(self, topic_id: int, limit: int) -> bool:
+        """Remove what a deleted topic left, at most `limit` chunks of it; True if there is more."""
+        prefix = layout.TOPIC_ID.pack(topic_id)
+        cursor = self._txn.cursor(db=self._db[b"log"])
+        found = cursor.set_range(prefix)
+        for _ in range(limit):
+            if not found or not cursor.key().startswith(prefix):
+                break
+            found = cursor.delete()
+        else:
+            return True
+        positions = self._txn.cursor(db=self._db[b"positions"])
+        found = positions.first()
+        # Where the last row was deleted the cursor stands on none, and its key is empty.
+        while found and positions.key():
+            of_topic = positions.key()[-layout.PARTITION_KEY.size :].startswith(prefix)
+            found = positions.delete() if of_topic else positions.next()
+        self._remove(b"garbage", prefix)
+        return False
 
     def save(self, group: str, membership: Membership) -> None:
         self._put(b"groups", self._group_key(group), _encode(membership))
