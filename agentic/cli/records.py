@@ -7,7 +7,6 @@ must be there. Bytes that are no UTF-8 are written ``{"base64": "…"}``.
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -138,7 +137,7 @@ def _bytes(value: str | Base64) -> bytes:
         return value.encode()
     try:
         return base64.b64decode(value.base64, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:
         raise ValueError(f"base64 {value.base64!r}: {error}") from None
 
 

@@ -82,6 +82,14 @@ class Root(base.Group):
             return {}
         return {name: command.help.partition("\n")[0] for name, command in app.commands.items() if name not in COMMANDS}
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _leave_pipe()
+        return result
+
     def main(
         self,
         args: Sequence[str] | None = None,
@@ -96,7 +104,6 @@ class Root(base.Group):
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         try:
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
-            sys.stdout.flush()
         except click.ClickException as error:
             error.show()
             code = error.exit_code
@@ -105,8 +112,6 @@ class Root(base.Group):
             code = 1
         except (click.Abort, KeyboardInterrupt):
             code = INTERRUPTED
-        except BrokenPipeError:
-            _leave_pipe()
         sys.exit(code if isinstance(code, int) else 0)
 
 

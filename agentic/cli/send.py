@@ -12,7 +12,7 @@ from agentic.cli import base
 from agentic.cli.choice import current
 from agentic.cli.completion import topic_names
 from agentic.cli.lookup import partitions_of
-from agentic.cli.records import Form, Record, typed, when
+from agentic.cli.records import Form, typed, when
 from agentic.errors import ConfigurationError
 
 
@@ -73,21 +73,16 @@ def send(
 
         choice.with_broker(send_lines)
         return
-    record = Record(
-        None if key is None else typed(form.key, key, "--key"),
-        None if value is None else typed(form.value, value, "value"),
-        None if timestamp is None else _when(timestamp),
-        _headers(headers),
-        -1 if partition is None else partition,
-    )
+    at = time.time_ns() // 1_000_000 if timestamp is None else _when(timestamp)
+    pairs = _headers(headers)
 
     async def send_one(broker: Broker) -> None:
-        check_partition(topic, record.partition, await present(topic, app, broker))
+        check_partition(topic, -1 if partition is None else partition, await present(topic, app, broker))
+        encoded_key = None if key is None else typed(form.key, key, "--key")
+        encoded = None if value is None else typed(form.value, value, "value")
         producer = broker.producer()
         try:
-            now = time.time_ns() // 1_000_000
-            at = now if record.timestamp is None else record.timestamp
-            producer.send(topic, record.key, record.value, at, record.headers, record.partition)
+            producer.send(topic, encoded_key, encoded, at, pairs, -1 if partition is None else partition)
             await producer.flush()
         finally:
             await producer.close()

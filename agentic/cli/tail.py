@@ -39,7 +39,7 @@ class Row(NamedTuple):
 @click.option("--jsonl", is_flag=True, help="Lines of JSON, as 'send --jsonl' reads them.")
 @click.option("--from-beginning", is_flag=True, help="All records from the first on, or the first N.")
 def tail(topic: str, count: int | None, follow: bool, jsonl: bool, from_beginning: bool) -> None:
-    """Show a topic's last records, by their timestamps; only committed ones.
+    """Show a topic's last records: those of its partitions, merged by their timestamps. Only committed ones.
 
     With --from-beginning and --follow they come in the order of reading: that of the offsets
     within a partition, and none between partitions.
@@ -85,7 +85,7 @@ def _jsonl(form: Form, row: Row) -> bytes:
 
 
 async def _last(broker: Broker, info: TopicInfo, count: int) -> list[Row]:
-    """Return the last `count` records, by timestamp.
+    """Return the last `count` records of the partitions' last ones, merged by timestamp.
 
     A partition's last offsets may hold fewer records than their number: compaction, aborted
     transactions and Kafka's own markers leave gaps. So look twice as far back until it is enough.
