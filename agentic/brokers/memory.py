@@ -59,7 +59,7 @@ class MemoryStore:
         yield MemoryView(self)
 
     @contextmanager
-    def change(self) -> Iterator[MemoryChange]:
+    def change(self, size: int = 0) -> Iterator[MemoryChange]:
         change = MemoryChange(self)
         yield change
         change.apply()

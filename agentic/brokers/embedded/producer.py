@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 
 from confluent_kafka import murmur2
@@ -20,10 +21,14 @@ from agentic.errors import (
     UnknownTopic,
 )
 
+logger = logging.getLogger(__name__)
+
 #: Records gathered before a write does not wait for the linger any more.
 WRITE_AT = 1_000
 #: Bytes gathered likewise.
 WRITE_AT_BYTES = 1 << 20
+#: Bytes that a record takes in memory and in the log beside its own, about.
+OVERHEAD = 40
 
 
 class EmbeddedProducer:
@@ -39,6 +44,8 @@ class EmbeddedProducer:
         self._turn: dict[str, int] = {}
         self._partitions: dict[str, int] = {}
         self._refused: str | None = None
+        #: Was it logged that writes fail?
+        self._failing = False
         self._closed = False
 
     def send(
@@ -82,7 +89,7 @@ class EmbeddedProducer:
         rows.headers.append(headers)
         rows.size += size
         self._backlog += 1
-        self._size += size
+        self._size += size + OVERHEAD
         if self._timer is None:
             self._schedule()
 
@@ -99,27 +106,44 @@ class EmbeddedProducer:
 
     def _schedule(self) -> None:
         linger = self._store.linger
-        self._timer = self._loop.call_later(linger, self._write) if linger else self._loop.call_soon(self._write)
+        self._timer = (
+            self._loop.call_later(linger, self._try_to_write) if linger else self._loop.call_soon(self._try_to_write)
+        )
 
     @property
     def backlog(self) -> int:
         return self._backlog
 
     def _write(self) -> None:
-        """Write what is gathered; what can never be written is noted for `flush`."""
+        """Write what is gathered; what can never be written is noted for `flush`.
+
+        What a failure kept from being written, a full disk for one, stays gathered: nothing is
+        lost, and the next write tries again.
+        """
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        rows, self._rows = self._rows, {}
-        with self._store.change() as change:
-            for tp, part in rows.items():
+        refused = None
+        with self._store.change(self._size) as change:
+            for tp, part in self._rows.items():
                 try:
                     change.append(tp, part)
                 except UnknownTopic as error:
-                    self._refused = self._refused or f"{len(part)} records for {tp} were not written: {error}"
+                    refused = refused or f"{len(part)} records for {tp} were not written: {error}"
+        self._rows = {}
+        self._failing = False
         self._backlog = self._size = 0
         # A topic may have been made anew, with another number of partitions.
         self._partitions = {}
+        self._refused = self._refused or refused
+
+    def _try_to_write(self) -> None:
+        try:
+            self._write()
+        except BrokerError as error:
+            if not self._failing:
+                self._failing = True
+                logger.warning("%d records wait to be written, and will be tried again: %s", self._backlog, error)
 
     async def ready(self) -> None:
         if self._backlog >= WRITE_AT or self._size >= WRITE_AT_BYTES:
@@ -143,7 +167,7 @@ class EmbeddedProducer:
         self._closed = True
         self._partitions = {}
         if self._rows:
-            self._write()
+            self._try_to_write()
 
     def abandon(self) -> None:
         """Stop without a goodbye: what is not written is lost."""
@@ -193,10 +217,11 @@ class TransactionalProducer(EmbeddedProducer):
         return rows
 
     async def commit_transaction(self, positions: Mapping[TopicPartition, Position], consumer: Consumer) -> None:
+        size = self._size
         rows = self._drop()
         assert isinstance(consumer, EmbeddedConsumer), "positions are committed where the records are"
         try:
-            with self._store.change() as change:
+            with self._store.change(size) as change:
                 self._check_epoch(change.epoch(self._id))
                 if positions:
                     consumer.record(change, positions)

@@ -126,7 +126,12 @@ class Store(Protocol):
 
     def view(self) -> AbstractContextManager[View]: ...
 
-    def change(self) -> AbstractContextManager[Change]: ...
+    def change(self, size: int = 0) -> AbstractContextManager[Change]:
+        """A change that adds about so many bytes of records.
+
+        Raises:
+            StorageFull: there is no room for them. Nothing was changed.
+        """
 
     def clock(self) -> float:
         """Seconds, for leases."""
