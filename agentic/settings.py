@@ -70,6 +70,11 @@ class Settings:
     #: setting -> "default", "app", "environment" or "command line"; for doctor.
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
+    @property
+    def broker_options(self) -> Mapping[str, object]:
+        """What the broker's driver is told: Kafka's properties on Kafka; elsewhere they wait for the day it is Kafka."""
+        return self.kafka if self.broker.startswith("kafka://") else {}
+
 
 def names() -> list[str]:
     """Return the names of all settings in the order of their declaration."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -74,10 +73,13 @@ class Choice:
         Raises:
             BrokerUnavailable: it could not be reached within ``start_timeout``.
         """
+        # Not at the top: to show its help, the command line needs no event loop.
+        import asyncio
+
         chosen = self.settings()
 
         async def connected() -> T:
-            broker = brokers.connect(chosen.broker, chosen.kafka)
+            broker = brokers.connect(chosen.broker, chosen.broker_options)
             await broker.open(chosen.start_timeout.total_seconds())
             try:
                 return await work(broker)

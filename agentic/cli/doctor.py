@@ -30,9 +30,9 @@ _SECRET = ("password", "secret", "jaas", "key.pem", "token")
 @click.command(cls=base.Command)
 @click.pass_context
 def doctor(ctx: click.Context) -> None:
-    """Check settings, versions, broker and topics; exit code 1 if something is wrong.
+    """Check settings, versions, broker and topics.
 
-    With -A the app's topics and partition counts are checked as well.
+    The exit code is 1 if something is wrong. With -A the app's topics and partition counts are checked as well.
     """
     choice = current()
     app = choice.app_if_named()
@@ -89,7 +89,7 @@ def show_value(value: object) -> str:
 
 async def _look(chosen: Settings, app: App | None, problems: list[str]) -> None:
     try:
-        broker = brokers.connect(chosen.broker, chosen.kafka)
+        broker = brokers.connect(chosen.broker, chosen.broker_options)
         await broker.open(min(_PATIENCE, chosen.start_timeout.total_seconds()))
     except AgenticError as error:
         problems.append(str(error))

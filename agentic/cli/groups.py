@@ -49,9 +49,10 @@ def describe(name: str | None) -> None:
 
     async def read(broker: Broker) -> tuple[GroupInfo, dict[TopicPartition, int]]:
         group = await broker.describe_group(group_name)
-        if not group.members and not group.positions:
-            known = ", ".join(sorted(await broker.groups())) or "none"
-            raise ConfigurationError(f"{broker.url} knows no group {group_name!r}; there are: {known}")
+        known = await broker.groups()
+        if not group.members and not group.positions and group_name not in known:
+            there = ", ".join(sorted(known)) or "none"
+            raise ConfigurationError(f"{broker.url} knows no group {group_name!r}; there are: {there}")
         return group, await _ends(broker, group)
 
     group, ends = choice.with_broker(read)

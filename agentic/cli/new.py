@@ -27,9 +27,9 @@ def templates() -> Path:
 @click.argument("name")
 @click.option("--template", default="hello", metavar="hello|flights", help="What to start from.  [default: hello]")
 def new(name: str, template: str) -> None:
-    """Start a project from a template, in a new directory NAME.
+    """Start a project from a template.
 
-    hello is ten lines and a test; flights is an example with data of its own.
+    It is made in a new directory NAME. hello is ten lines and a test; flights is an example with data of its own.
     """
     target = Path(name)
     create(target, template)

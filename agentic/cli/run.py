@@ -14,9 +14,10 @@ from agentic.cli.choice import current
 @click.option("--live", is_flag=True, help="Show a live table.")
 @click.pass_context
 def run(ctx: click.Context, live: bool) -> None:
-    """Run the app until its input is used up: a worker for demos and batches.
+    """Run the app until its input is used up.
 
-    It ends when all that stood in the source topics is worked off and committed.
+    It is a worker for demos and batches: it ends when all that stood in the source topics is worked
+    off and committed.
     """
     app = current().app()
     from agentic.cli import reports

@@ -42,7 +42,7 @@ def send(
     jsonl: str | None,
     resume: bool,
 ) -> None:
-    """Send one record to TOPIC, or the lines of a file.
+    """Send one record, or the lines of a file.
 
     With -A, key and value are checked against the app's declaration of the topic; a str or bytes
     is typed as it stands, anything else as JSON. Else keys are text and values JSON.
@@ -77,7 +77,9 @@ def send(
     pairs = _headers(headers)
 
     async def send_one(broker: Broker) -> None:
-        check_partition(topic, -1 if partition is None else partition, await present(topic, app, broker))
+        partitions = await present(topic, app, broker)
+        if partition is not None and partition >= partitions:
+            raise ConfigurationError(f"topic {topic!r} has no partition {partition}, only 0 to {partitions - 1}")
         encoded_key = None if key is None else typed(form.key, key, "--key")
         encoded = None if value is None else typed(form.value, value, "value")
         producer = broker.producer()
@@ -102,12 +104,6 @@ async def present(topic: str, app: App | None, broker: Broker) -> int:
 
         return (await ensure(app, broker))[topic]
     return await partitions_of(topic, broker)
-
-
-def check_partition(topic: str, partition: int, partitions: int) -> None:
-    """Raise `ConfigurationError` for a partition that the topic does not have."""
-    if partition >= partitions:
-        raise ConfigurationError(f"topic {topic!r} has no partition {partition}, only 0 to {partitions - 1}")
 
 
 def _when(text: str) -> int:

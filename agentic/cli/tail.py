@@ -39,7 +39,9 @@ class Row(NamedTuple):
 @click.option("--jsonl", is_flag=True, help="Lines of JSON, as 'send --jsonl' reads them.")
 @click.option("--from-beginning", is_flag=True, help="All records from the first on, or the first N.")
 def tail(topic: str, count: int | None, follow: bool, jsonl: bool, from_beginning: bool) -> None:
-    """Show a topic's last records: those of its partitions, merged by their timestamps. Only committed ones.
+    """Show a topic's records.
+
+    The last ones of its partitions, merged by their timestamps; only committed ones.
 
     With --from-beginning and --follow they come in the order of reading: that of the offsets
     within a partition, and none between partitions.
