@@ -249,6 +249,7 @@ class Admin:
 
 
 def unknown_topic(name: str) -> UnknownTopic:
+    """Return the error for a topic that is not there."""
     return UnknownTopic(f"topic {name!r} does not exist; create it with `agentic topics create`, or check its name")
 
 

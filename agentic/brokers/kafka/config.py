@@ -42,6 +42,8 @@ _COMMON: Config = {
     "socket.keepalive.enable": True,
     # As in Kafka's own clients; a broker that stands still counts as away after this.
     "socket.timeout.ms": 30_000,
+    # How long a topic that was just made may be unknown to a broker; a misspelt one is told after this.
+    "topic.metadata.propagation.max.ms": 5_000,
 }
 
 _CONSUMER: Config = {
@@ -64,6 +66,8 @@ _PRODUCER: Config = {
     "acks": "all",
     "partitioner": "murmur2_random",
     "linger.ms": 5,
+    # Null keys stay with one partition for so long: full batches, and yet an even spread within a moment.
+    "sticky.partitioning.linger.ms": 1,
     "queue.buffering.max.messages": PRODUCER_QUEUE,
     "delivery.report.only.error": True,
 }

@@ -78,7 +78,9 @@ class Intake:
             await waiter
         finally:
             timer.cancel()
-            self._waiter = None
+            # A cancelled poll ends late: the next one may wait already.
+            if self._waiter is waiter:
+                self._waiter = None
 
     def _cut(self, lot: Lot) -> list[Batch]:
         poller = self.poller

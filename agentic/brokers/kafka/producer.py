@@ -28,7 +28,7 @@ READY_BELOW = 50_000
 #: Seconds between two looks while `ready` waits.
 LOOK = 0.002
 #: Seconds a first send may wait for a connection.
-WARM_UP = 2.0
+CONNECT = 2.0
 #: Seconds of one blocking flush: so long a closing producer may go on.
 SLICE = 0.1
 #: Seconds a close waits for what is under way.
@@ -55,6 +55,8 @@ class KafkaProducer:
         #: While it is set, what is sent queues behind the overflow, so that order is kept.
         self._queueing = True
         self._cold = True
+        self._connecting: asyncio.Task[None] | None = None
+        self._worker: asyncio.Task[None] | None = None
         self._refused: BrokerError | None = None
         self._closed = False
         self._producer: Any = None
@@ -92,6 +94,22 @@ class KafkaProducer:
 
     def _later(self, record: Record) -> None:
         self._overflow.append(record)
+        if not self._cold:
+            self._drain()
+        if self._overflow and (self._worker is None or self._worker.done()):
+            self._worker = self._loop.create_task(self._work_off())
+
+    async def _work_off(self) -> None:
+        """Empty the overflow, so that what is sent goes out even when nobody waits for it."""
+        try:
+            await self._connected()
+            while self._overflow:
+                self._producer.poll(0)
+                self._drain()
+                if self._overflow:
+                    await asyncio.sleep(LOOK)
+        except BrokerError as problem:
+            self._refused = self._refused or problem
 
     @property
     def backlog(self) -> int:
@@ -99,7 +117,7 @@ class KafkaProducer:
 
     async def ready(self) -> None:
         if self._cold:
-            await self._warm_up()
+            await self._connected()
         self._producer.poll(0)
         while self._overflow or len(self._producer) > READY_BELOW:
             self._drain()
@@ -108,12 +126,20 @@ class KafkaProducer:
             await asyncio.sleep(LOOK)
             self._producer.poll(0)
 
-    async def _warm_up(self) -> None:
-        """Wait until a broker answers, or WARM_UP is over: what is produced sooner takes half a second longer."""
-        with suppress(KafkaException):
-            await off_loop(lambda: self._producer.list_topics(timeout=WARM_UP))
-        self._cold = False
+    async def _connected(self) -> None:
+        """Return when the producer may send; one connects for all who wait."""
+        if not self._cold:
+            return
+        if self._connecting is None or self._connecting.done():
+            self._connecting = self._loop.create_task(self._connect())
+        await asyncio.shield(self._connecting)
         self._drain()
+
+    async def _connect(self) -> None:
+        """Wait until a broker answers, or CONNECT is over: what is produced sooner takes half a second longer."""
+        with suppress(KafkaException):
+            await off_loop(lambda: self._producer.list_topics(timeout=CONNECT))
+        self._cold = False
 
     def _drain(self) -> None:
         """Give librdkafka what waits here, as much as it takes."""
@@ -134,8 +160,7 @@ class KafkaProducer:
         self._raise_refused()
 
     async def _flush(self) -> None:
-        if self._cold:
-            await self._warm_up()
+        await self._connected()
         while self._overflow:
             self._producer.poll(0)
             self._drain()
@@ -177,6 +202,8 @@ class KafkaProducer:
         with suppress(TimeoutError, BrokerError):
             await asyncio.wait_for(self._flush(), CLOSE)
         self._overflow.clear()
+        if self._worker is not None:
+            self._worker.cancel()
         self._producer.purge()
         # With a broker away its close can take long; it goes on in a thread of its own.
         with suppress(TimeoutError):

@@ -23,7 +23,7 @@ from agentic.brokers.kafka.config import Config
 from agentic.brokers.kafka.consumer import KafkaConsumer, check_metadata
 from agentic.brokers.kafka.errors import FENCED, cause
 from agentic.brokers.kafka.offloop import off_loop
-from agentic.brokers.kafka.producer import CLOSE, KafkaProducer, Record
+from agentic.brokers.kafka.producer import CLOSE, KafkaProducer
 from agentic.errors import BrokerError, BrokerUnavailable, Fenced, TransactionAborted
 
 #: Seconds of one blocking transactional call: afterwards it is called again.
@@ -50,18 +50,17 @@ class TransactionalProducer(KafkaProducer):
     def __init__(self, settings: Config, address: str, error_cb: Any) -> None:
         self._id = settings["transactional.id"]
         self._patience = int(settings["transaction.timeout.ms"]) / 1_000
-        self._initialised = False
         self._open = False
         self._fenced = False
         self._fatal: KafkaError | None = None
         self._about = f"transactional id {self._id!r}"
         super().__init__(settings, address, error_cb)
 
-    def _later(self, record: Record) -> None:
-        self._overflow.append(record)
-        if self._initialised and not self._open:
+    def _drain(self) -> None:
+        if self._overflow and not self._open and not self._cold:
             self._begin()
-            self._drain()
+        super()._drain()
+        self._queueing |= not self._open
 
     def _begin(self) -> None:
         try:
@@ -70,11 +69,10 @@ class TransactionalProducer(KafkaProducer):
             raise self._error(cause(problem), "begin") from problem
         self._open = True
 
-    async def _warm_up(self) -> None:
+    async def _connect(self) -> None:
         """Get a producer id, which fences any former holder of ours."""
         await off_loop(self._init)
         self._cold = False
-        self._initialised = True
 
     async def ready(self) -> None:
         await self._prepare()
@@ -97,11 +95,7 @@ class TransactionalProducer(KafkaProducer):
         """Have a producer id, and a transaction if something waits for one."""
         if self._fenced:
             raise Fenced(f"{self._about}: another producer has it; this one is dead: restart the worker")
-        if self._cold:
-            await self._warm_up()
-        if self._overflow and not self._open:
-            self._begin()
-            self._drain()
+        await self._connected()
 
     def _init(self) -> None:
         try:
@@ -217,7 +211,7 @@ class TransactionalProducer(KafkaProducer):
         """Replace a producer that can do nothing more; the new one's init undoes what the old one left open."""
         old = self._producer
         self._overflow.clear()
-        self._initialised, self._cold, self._fatal = False, True, None
+        self._cold, self._fatal = True, None
         self._closed_transaction()
         self._make()
         await off_loop(_discard, old)
@@ -229,6 +223,8 @@ class TransactionalProducer(KafkaProducer):
                 await self.abort_transaction()
             except BrokerError:
                 self._open = False  # the broker undoes it when transaction.timeout.ms is over
+        if self._worker is not None:
+            self._worker.cancel()
         if not self._closed:
             self._closed = True
             with suppress(TimeoutError):
@@ -237,7 +233,7 @@ class TransactionalProducer(KafkaProducer):
 
 def _discard(producer: Any) -> None:
     """End a producer and drop what it still holds; that its transaction can't be aborted is known."""
-    producer.purge()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), suppress(KafkaException):
         warnings.simplefilter("ignore", RuntimeWarning)
+        producer.purge()
         producer.close()
