@@ -19,12 +19,13 @@ help: ## Show this list.
 
 $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer with venv on the PATH; say make PYTHON=/path/to/python3" >&2; exit 1; }
-	rm -f $(STAMP)
-	$(PYTHON) -m venv --clear $(VENV)
-	# The development group, for versions of pip that do not know groups yet as well.
-	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")' > $(VENV)/dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --requirement $(VENV)/dev.txt
-	touch $(STAMP)
+	@echo "making the environment $(VENV) with $(PYTHON): this takes a minute"
+	@rm -f $(STAMP)
+	@$(PYTHON) -m venv --clear $(VENV)
+	@# The development group by hand: not every pip knows groups.
+	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")' > $(VENV)/dev.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --requirement $(VENV)/dev.txt
+	@touch $(STAMP)
 
 demo: $(STAMP) ## Run the flights example in ./demo, on an embedded log.
 	@test -d demo || $(BIN)/agentic new demo --template flights
