@@ -51,7 +51,8 @@ class Settings:
     dead_letter: str | None = _setting(None, "Topic for records that are given up, with where they came from.")
     max_idle: timedelta | None = _setting(
         timedelta(0),
-        "How long a task with several sources waits for one that is read to its end; None: not even for what is known to come.",
+        "How long a task with several sources waits for one that is read to its end; "
+        "None: not even for what is known to come.",
     )
     instance: str | None = _setting(
         None, "Static member id of this worker, unique in the group: a restart gets its partitions back."
@@ -72,7 +73,7 @@ class Settings:
 
     @property
     def broker_options(self) -> Mapping[str, object]:
-        """What the broker's driver is told: Kafka's properties on Kafka; elsewhere they wait for the day it is Kafka."""
+        """What the broker's driver is told: on Kafka its properties; another driver has no use for them."""
         return self.kafka if self.broker.startswith("kafka://") else {}
 
 

@@ -38,7 +38,11 @@ class Root(base.Group):
     root = True
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*COMMANDS, *self._own(ctx)]
+        try:
+            return [*COMMANDS, *self._own(ctx)]
+        except AgenticError:
+            # Asked by a shell that completes; who runs a command is told what is wrong with the app.
+            return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name in COMMANDS:
