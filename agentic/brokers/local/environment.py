@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import lmdb
+
+try:
+    import resource
+except ImportError:  # a platform without limits
+    resource = None  # type: ignore[assignment]
 
 from agentic.brokers.local.layout import DATABASES, FORMAT, FORMAT_KEY, U64
 from agentic.errors import BrokerError, StorageCorrupt, StorageFull
@@ -36,6 +42,9 @@ DATA_FILE = "data.mdb"
 OWN_FILES = {DATA_FILE, "lock.mdb"}
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_SHORT = {errno.EIO}
+#: Bytes to write to find out whether there is space: what a write that failed may have left.
+PROBE = 1 << 20
 
 
 class Environment:
@@ -195,12 +204,25 @@ class Environment:
                 f"{self.file}: a write was larger than the map has room for; nothing was written: send in smaller parts"
             ) from error
         except lmdb.Error as error:
-            code = getattr(error, "code", 0)
-            if isinstance(error, lmdb.DiskError) or code in _FULL:
+            if isinstance(error, lmdb.DiskError) or _says(error, _FULL) or (_says(error, _SHORT) and self._is_full()):
                 raise StorageFull(
-                    f"{self.file}: no space left on the device; nothing was half-written: free some and start again"
+                    f"{self.file}: no space left on the device; nothing was half-written: free some, or raise the"
+                    " limit of a file's size"
                 ) from error
             raise BrokerError(f"{self.file}: can't {what} ({error}); check its owner, mode and disk") from error
+
+    def _is_full(self) -> bool:
+        """Was it for want of space that a write was cut short? LMDB calls that an I/O error."""
+        if resource is not None:
+            limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+            if limit != resource.RLIM_INFINITY and self.file.stat().st_size + PROBE >= limit:
+                return True
+        try:
+            with tempfile.TemporaryFile(dir=self.directory) as probe:
+                probe.write(bytes(PROBE))
+        except OSError as error:
+            return error.errno in _FULL
+        return False
 
     def clear_readers(self) -> None:
         """Free the reader slots of processes that died: each pins the pages that it could still read."""
@@ -254,6 +276,11 @@ class Environment:
                 environment = _open[(os.getpid(), directory)] = cls(directory, map_size)
             environment._users += 1
             return environment
+
+
+def _says(error: lmdb.Error, codes: set[int]) -> bool:
+    """Does the error have one of these codes? The binding keeps the system's words for it alone."""
+    return any(os.strerror(code) in str(error) for code in codes)
 
 
 #: LMDB allows one environment per file and process. A forked child has another pid, and opens its own.
