@@ -94,7 +94,7 @@ class Metrics:
     ========================  =======  ==================================================
     ``events_in``             counter  events handed to agents (topic, partition)
     ``events_done``           counter  events completed (agent)
-    ``events_out``            counter  records sent (topic)
+    ``events_out``            counter  records sent (agent, empty outside of agents)
     ``dropped``               counter  events given up by rule (reason)
     ``lag``                   gauge    records between commit position and end (topic, partition)
     ``in_flight``             gauge    events taken from the broker and not completed

@@ -15,7 +15,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from agentic.brokers.base import Consumer, Position
-from agentic.errors import BrokerUnavailable, NotOwner, TransactionAborted
+from agentic.errors import AgenticError, BrokerUnavailable, NotOwner, TransactionAborted
 from agentic.metrics import Metrics
 from agentic.runtime.outbox import Outbox
 
@@ -34,6 +34,7 @@ class Checkpointer:
         self._metrics = metrics
         self._one_at_a_time = asyncio.Lock()
         self._away = False
+        self._broken: BaseException | None = None
 
     async def checkpoint(self, assignment: Assignment) -> bool:
         """Commit all that is finished.
@@ -46,6 +47,9 @@ class Checkpointer:
             Fenced: another process took over this worker's identity.
         """
         async with self._one_at_a_time:
+            if self._broken is not None:
+                # An output is missing, and the producer tells so once only: never commit past it.
+                raise self._broken
             return await self._checkpoint(assignment)
 
     async def _checkpoint(self, assignment: Assignment) -> bool:
@@ -73,6 +77,9 @@ class Checkpointer:
             self._report_away(error)
             assignment.dirty.set()
             return True
+        except AgenticError as error:
+            self._broken = error
+            raise
         finally:
             self._outbox.release()
         if self._away:
@@ -80,7 +87,10 @@ class Checkpointer:
             log.info("commits go through again")
         for ledger, snapshot in snapshots.values():
             ledger.acknowledged(snapshot)
-        if assignment.backlog:
+        # What was finished while the commit was under way has nobody else to say so.
+        if assignment.backlog or any(
+            not source.ledger.is_clean(source.ledger.snapshot()) for source in assignment.sources.values()
+        ):
             assignment.dirty.set()
         self._metrics.latency("commit_seconds").observe(asyncio.get_running_loop().time() - started)
         self._metrics.counter("commits").add()

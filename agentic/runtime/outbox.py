@@ -124,7 +124,7 @@ class AppOutlet:
         if self._flushing is None or self._flushing.done():
             self._flushing = asyncio.create_task(self._flush(self._producer))
         await done
-        self._metrics.counter("events_out", topic=topic.name).add()
+        self._metrics.counter("events_out", agent="").add()
 
     async def _flush(self, producer: Producer) -> None:
         while self._waiting:

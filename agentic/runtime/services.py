@@ -16,7 +16,7 @@ from mode import Service
 
 from agentic.app import App
 from agentic.brokers.base import Broker, Consumer
-from agentic.errors import AgenticError, TaskFailed
+from agentic.errors import BrokerUnavailable, TaskFailed
 from agentic.runtime.assignment import Assignment
 from agentic.runtime.checkpoint import Checkpointer
 from agentic.runtime.outbox import AppOutlet, Outbox
@@ -31,36 +31,56 @@ Fail = Callable[[BaseException], None]
 FULL_FOR = 0.1
 #: Seconds that an idle pump waits at most before it looks round: for paused partitions to resume.
 LOOK_ROUND = 0.1
+#: Seconds that the last commit has at least, however short the stop's time-out.
+LAST_COMMIT = 5.0
 #: An idle pump wakes by itself when records come; this only bounds one wait.
 IDLE = 60.0
 
 
 class Part(Service):
-    """A service that speaks of its own life cycle at debug level only."""
+    """A part of the worker. What goes wrong while it stops is told, and the others stop all the same.
 
+    Args:
+        fail: takes the failure.
+    """
+
+    #: Its life cycle concerns nobody but those who debug it.
     mundane_level = "debug"
+
+    def __init__(self, fail: Fail) -> None:
+        super().__init__()
+        self.fail = fail
+
+    async def on_stop(self) -> None:
+        try:
+            await self.end()
+        except Exception as error:  # noqa: BLE001 - a part that can't stop in order must not keep the rest from it
+            self.fail(error)
+
+    async def end(self) -> None:
+        """Stop what this part runs."""
 
 
 class BrokerService(Part):
     """The connection: first to come, last to go."""
 
-    def __init__(self, broker: Broker, timeout: float) -> None:
-        super().__init__()
+    def __init__(self, broker: Broker, timeout: float, fail: Fail) -> None:
+        super().__init__(fail)
         self._broker = broker
         self._timeout = timeout
 
     async def on_start(self) -> None:
         await self._broker.open(self._timeout)
 
-    async def on_stop(self) -> None:
+    async def end(self) -> None:
         await self._broker.close()
 
 
 class OutboxService(Part):
     """The producers. They outlive the agents, whose last effects go through them."""
 
-    def __init__(self, app: App, outbox: Outbox, outlet: AppOutlet) -> None:
-        super().__init__()
+    def __init__(self, app: App, outbox: Outbox, outlet: AppOutlet, fail: Fail) -> None:
+        super().__init__(fail)
         self._app = app
         self._outbox = outbox
         self._outlet = outlet
@@ -68,7 +88,7 @@ class OutboxService(Part):
     async def on_start(self) -> None:
         self._app.home.outlet = self._outlet
 
-    async def on_stop(self) -> None:
+    async def end(self) -> None:
         self._app.home.outlet = None
         await self._outlet.close()
         await self._outbox.producer.close()
@@ -78,10 +98,9 @@ class LifespanService(Part):
     """The user's surroundings of the work: entered before the first event, left after the last."""
 
     def __init__(self, app: App, outlet: AppOutlet, fail: Fail) -> None:
-        super().__init__()
+        super().__init__(fail)
         self._app = app
         self._outlet = outlet
-        self._fail = fail
         self._context: AbstractAsyncContextManager[None] | None = None
 
     async def on_start(self) -> None:
@@ -93,15 +112,13 @@ class LifespanService(Part):
             raise TaskFailed(f"the app's lifespan failed on entry: {type(error).__name__}: {error}") from error
         self._context = context
 
-    async def on_stop(self) -> None:
+    async def end(self) -> None:
         if self._context is None:
             return
         try:
             await self._context.__aexit__(None, None, None)
-        except Exception as error:  # noqa: BLE001 - the rest of the tree must stop all the same
-            failure = TaskFailed(f"the app's lifespan failed on exit: {type(error).__name__}: {error}")
-            failure.__cause__ = error
-            self._fail(failure)
+        except Exception as error:
+            raise TaskFailed(f"the app's lifespan failed on exit: {type(error).__name__}: {error}") from error
 
 
 class TasksService(Part):
@@ -114,10 +131,9 @@ class TasksService(Part):
         fail: Fail,
         timeout: float,
     ) -> None:
-        super().__init__()
+        super().__init__(fail)
         self._functions = list(tasks)
         self._outlet = outlet
-        self._fail = fail
         self._timeout = timeout
         self._running: list[asyncio.Task[None]] = []
 
@@ -133,9 +149,9 @@ class TasksService(Part):
         except Exception as error:  # noqa: BLE001 - a user's task may raise anything; the worker stops for it
             failure = TaskFailed(f"{name} failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
-            self._fail(failure)
+            self.fail(failure)
 
-    async def on_stop(self) -> None:
+    async def end(self) -> None:
         running = [task for task in self._running if not task.done()]
         for task in running:
             task.cancel()
@@ -151,11 +167,10 @@ class CheckpointService(Part):
     def __init__(
         self, checkpoint: Callable[[], Awaitable[None]], assignment: Assignment, interval: float, fail: Fail
     ) -> None:
-        super().__init__()
+        super().__init__(fail)
         self._checkpoint = checkpoint
         self._assignment = assignment
         self._interval = interval
-        self._fail = fail
         self._running: asyncio.Task[None] | None = None
 
     async def on_start(self) -> None:
@@ -170,9 +185,9 @@ class CheckpointService(Part):
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - a checkpoint that can't be made stops the worker
-            self._fail(error)
+            self.fail(error)
 
-    async def on_stop(self) -> None:
+    async def end(self) -> None:
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait([self._running])
@@ -195,18 +210,14 @@ class IntakeService(Part):
         settings: Settings,
         fail: Fail,
     ) -> None:
-        super().__init__()
+        super().__init__(fail)
         self._consumer = consumer
         self._assignment = assignment
         self._checkpointer = checkpointer
         self._outbox = outbox
         self._settings = settings
-        self._fail = fail
         self._paused: dict[Any, None] = {}
         self._running: asyncio.Task[None] | None = None
-        self.failed = False
-        #: Set while the pump has nothing to do: the last poll found nothing, or is still waiting.
-        self.idle = asyncio.Event()
 
     async def on_start(self) -> None:
         await self._consumer.start(self._assignment)
@@ -218,7 +229,7 @@ class IntakeService(Part):
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever breaks the intake stops the worker
-            self._fail(error)
+            self.fail(error)
 
     async def _pump(self) -> None:
         consumer, assignment, outbox = self._consumer, self._assignment, self._outbox
@@ -267,14 +278,20 @@ class IntakeService(Part):
         self._consumer.resume(again)
         self._paused = {tp: None for tp in self._paused if tp in sources and tp not in again}
 
-    async def on_stop(self) -> None:
+    async def end(self) -> None:
         """Stop taking in, let the agents finish, commit, leave: in this order, so that nothing is done twice."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait([self._running])
-        await self._assignment.close(self._settings.stop_timeout.total_seconds())
+        timeout = self._settings.stop_timeout.total_seconds()
+        await self._assignment.close(timeout)
         try:
-            await self._checkpointer.checkpoint(self._assignment)
-        except AgenticError as error:
-            self._fail(error)
-        await self._consumer.close()
+            async with asyncio.timeout(max(LAST_COMMIT, timeout)):
+                await self._checkpointer.checkpoint(self._assignment)
+        except TimeoutError:
+            raise BrokerUnavailable(
+                f"the last commit was not done within {max(LAST_COMMIT, timeout):g} s; "
+                "the next start does the uncommitted events again"
+            ) from None
+        finally:
+            await self._consumer.close()

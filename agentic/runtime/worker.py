@@ -57,7 +57,7 @@ class Worker(Part):
         reporters: Sequence[Reporter] = (),
         transactional_id: str | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(self._note_failure)
         app.check()
         self.app = app
         self.broker = broker or brokers.connect(app.settings.broker, app.settings.kafka)
@@ -73,13 +73,13 @@ class Worker(Part):
     async def on_start(self) -> None:
         """Connect, look at the topics, surround, take in: each step needs the ones before it."""
         app, settings = self.app, self.app.settings
-        await self.add_runtime_dependency(BrokerService(self.broker, settings.start_timeout.total_seconds()))
+        await self.add_runtime_dependency(BrokerService(self.broker, settings.start_timeout.total_seconds(), self.fail))
         await topics.ensure(app, self.broker)
         exactly_once = settings.delivery == "exactly_once"
         producer = self.broker.producer(transactional_id=self._transactional_id() if exactly_once else None)
         outbox = Outbox(producer, transactional=exactly_once)
         outlet = AppOutlet(self.broker.producer, app.metrics, self._now)
-        await self.add_runtime_dependency(OutboxService(app, outbox, outlet))
+        await self.add_runtime_dependency(OutboxService(app, outbox, outlet, self.fail))
         await self.add_runtime_dependency(LifespanService(app, outlet, self.fail))
         if app.agents:
             await self._start_agents(outbox)
@@ -137,7 +137,7 @@ class Worker(Part):
         if self.assignment is not None and not await self._checkpoint_only():
             await self.assignment.reset()
 
-    def fail(self, failure: BaseException) -> None:
+    def _note_failure(self, failure: BaseException) -> None:
         """Stop the worker for this; the first failure is the one that is told."""
         if self.failure is None:
             self.failure = failure
