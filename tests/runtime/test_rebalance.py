@@ -1,0 +1,167 @@
+"""Workers of one group in one process: partitions move between them, and nothing is lost on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from agentic import App, Stream
+from agentic.agent import Agent
+from agentic.brokers.base import TopicPartition
+from agentic.brokers.memory import MemoryBroker
+from agentic.runtime.assignment import groups
+from agentic.runtime.worker import Worker
+
+PATIENCE = 30.0
+
+
+def passing(slow: bool = False, **settings: Any) -> App:
+    """An app that passes numbers on; with `slow`, each takes a turn of the loop."""
+    app = App("passing", commit_interval=timedelta(hours=1), topic_partitions=4, **settings)
+    source, sink = app.topic("in", value=int), app.topic("out", value=int)
+
+    @app.agent(source, to=sink)
+    async def through(stream: Stream[int]) -> AsyncIterator[int]:
+        async for n in stream:
+            if slow:
+                await asyncio.sleep(0)
+            yield n
+
+    return app
+
+
+async def until(done: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not done():  # noqa: ASYNC110 - what is waited for has no event of its own
+            await asyncio.sleep(0)
+
+
+def owned(worker: Worker) -> set[TopicPartition]:
+    return set(worker.assignment.sources) if worker.assignment else set()
+
+
+async def append(broker: MemoryBroker, numbers: range) -> None:
+    producer = broker.producer()
+    for n in numbers:
+        producer.send("in", None, b"%d" % n, 1, None, n % 4)
+    await producer.flush()
+
+
+async def outputs(broker: MemoryBroker) -> Counter[int]:
+    tps = [TopicPartition("out", n) for n in range(4)]
+    ends = await broker.end_offsets(tps)
+    reader = broker.reader(dict.fromkeys(tps, 0))
+    seen: Counter[int] = Counter()
+    while seen.total() < sum(ends.values()):
+        for batch in await reader.poll(1):
+            seen.update(int(value or b"") for value in batch.values)
+    await reader.close()
+    return seen
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_a_partition_that_moves_is_drained_and_committed_so_that_nothing_is_done_twice(delivery: Any) -> None:
+    async def scenario() -> None:
+        broker = MemoryBroker()
+        first = Worker(passing(slow=True, delivery=delivery), broker=broker, transactional_id="first")
+        await first.start()
+        await until(lambda: len(owned(first)) == 4)
+        await append(broker, range(400))
+        second = Worker(passing(slow=True, delivery=delivery), broker=broker, transactional_id="second")
+        await second.start()
+        await until(lambda: len(owned(first)) == 2 and len(owned(second)) == 2)
+        await append(broker, range(400, 800))
+        await second.stop()
+        await until(lambda: len(owned(first)) == 4)
+        await first.used_up()
+        await first.stop()
+        assert await outputs(broker) == Counter(range(800))
+
+    asyncio.run(scenario())
+
+
+def test_a_lost_partition_is_not_committed_and_its_next_owner_does_it_again() -> None:
+    async def scenario() -> None:
+        broker = MemoryBroker()
+        worker = Worker(passing(), broker=broker)
+        await worker.start()
+        await until(lambda: len(owned(worker)) == 4)
+        await append(broker, range(8))
+        assert worker.assignment is not None
+        await until(lambda: worker.assignment.dirty.is_set() and not worker.assignment.backlog)
+        (member,) = (await broker.describe_group("passing")).members
+        broker.expel("passing", member)
+        # Assigned, lost, assigned again.
+        await until(lambda: worker.app.metrics.total("rebalances") == 3)
+        await worker.used_up()
+        await worker.stop()
+        assert await outputs(broker) == Counter([*range(8), *range(8)])  # at least once: the uncommitted came again
+
+    asyncio.run(scenario())
+
+
+def test_under_exactly_once_what_was_lost_leaves_no_trace() -> None:
+    async def scenario() -> None:
+        broker = MemoryBroker()
+        worker = Worker(passing(delivery="exactly_once"), broker=broker, transactional_id="only")
+        await worker.start()
+        await until(lambda: len(owned(worker)) == 4)
+        await append(broker, range(8))
+        assert worker.assignment is not None
+        await until(lambda: worker.assignment.dirty.is_set() and not worker.assignment.backlog)
+        (member,) = (await broker.describe_group("passing")).members
+        broker.expel("passing", member)
+        # Assigned, lost, assigned again.
+        await until(lambda: worker.app.metrics.total("rebalances") == 3)
+        await worker.used_up()
+        await worker.stop()
+        assert await outputs(broker) == Counter(range(8))
+
+    asyncio.run(scenario())
+
+
+def test_used_up_means_internal_topics_too() -> None:
+    async def scenario() -> None:
+        broker = MemoryBroker()
+        app = App("chain", commit_interval=timedelta(hours=1))
+        source, between, sink = app.topic("in", value=int), app.topic("mid", internal=True), app.topic("out", value=int)
+
+        @app.agent(source, to=between)
+        async def first(stream: Stream[int]) -> AsyncIterator[int]:
+            async for n in stream:
+                yield n
+
+        @app.agent(between, to=sink)
+        async def second(stream: Stream[int]) -> AsyncIterator[int]:
+            async for n in stream:
+                yield n
+
+        worker = Worker(app, broker=broker)
+        await worker.start()
+        await append(broker, range(100))
+        await worker.used_up()
+        await worker.stop()
+        assert await outputs(broker) == Counter(range(100))
+
+    asyncio.run(scenario())
+
+
+def test_agents_that_share_a_topic_are_one_group() -> None:
+    app = App("groups")
+    a, b, c, d = (app.topic(name) for name in "abcd")
+
+    def agent(name: str, *sources: Any) -> Agent:
+        async def fn(stream: Stream[Any]) -> None:
+            async for _ in stream:
+                pass
+
+        return app.agent(*sources, name=name)(fn)
+
+    agents = [agent("1", a), agent("2", b), agent("3", a, c), agent("4", d)]
+    found = [({each.name for each in members}, {topic.name for topic in topics}) for members, topics in groups(agents)]
+    assert sorted(found, key=str) == sorted([({"1", "3"}, {"a", "c"}), ({"2"}, {"b"}), ({"4"}, {"d"})], key=str)

@@ -1,0 +1,63 @@
+"""The topics of an app at the start of a worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from agentic import App
+from agentic.brokers.base import TopicSpec
+from agentic.brokers.memory import MemoryBroker
+from agentic.errors import TopicExists, UnknownTopic
+from agentic.runtime import topics
+
+
+def app_with_topics(**settings: Any) -> App:
+    app = App("shop", topic_partitions=3, **settings)
+    app.topic("orders")
+    app.topic("alerts", partitions=2)
+    app.topic("by-user", internal=True)
+    return app
+
+
+def test_missing_topics_are_made_with_their_partitions() -> None:
+    made = asyncio.run(topics.ensure(app_with_topics(), MemoryBroker()))
+    assert made == {"orders": 3, "alerts": 2, "shop-by-user": 3}
+
+
+def test_missing_topics_are_named_with_the_command_that_makes_them() -> None:
+    with pytest.raises(UnknownTopic, match=r"no topic 'orders', 'alerts'; .*agentic topics create.*create_topics=True"):
+        asyncio.run(topics.ensure(app_with_topics(create_topics=False), MemoryBroker()))
+
+
+def test_internal_topics_are_made_even_so() -> None:
+    app = App("shop", create_topics=False)
+    app.topic("by-user", internal=True)
+    assert asyncio.run(topics.ensure(app, MemoryBroker())) == {"shop-by-user": 4}
+
+
+def test_a_dead_letter_topic_that_is_only_named_is_made_too() -> None:
+    app = App("shop", dead_letter="failed")
+    assert asyncio.run(topics.ensure(app, MemoryBroker())) == {"failed": 4}
+
+
+def test_another_worker_that_makes_them_at_the_same_moment_is_no_error() -> None:
+    class Raced(MemoryBroker):
+        async def create_topics(self, specs: Iterable[TopicSpec]) -> None:
+            await super().create_topics(specs)
+            raise TopicExists("by another worker")
+
+    assert asyncio.run(topics.ensure(app_with_topics(), Raced())) == {"orders": 3, "alerts": 2, "shop-by-user": 3}
+
+
+def test_other_partitions_than_declared_are_taken_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> dict[str, int]:
+        broker = MemoryBroker()
+        await broker.create_topics([TopicSpec("alerts", 7)])
+        return await topics.ensure(app_with_topics(), broker)
+
+    assert asyncio.run(scenario())["alerts"] == 7
+    assert "alerts has 7 partitions, not 2 as declared" in caplog.text
