@@ -102,6 +102,7 @@ class Supervisor:
     def _on_signal(self) -> None:
         self._signals += 1
         if self._signals == 1:
+            log.info("stopping the workers")
             self._stop()
         else:
             log.warning("signal again: killing the workers")
