@@ -20,8 +20,8 @@ help: ## Show this list.
 $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer with venv on the PATH; say make PYTHON=/path/to/python3" >&2; exit 1; }
 	@echo "making the environment $(VENV) with $(PYTHON): this takes a minute"
+	@test -e $(STAMP) || $(PYTHON) -m venv --clear $(VENV)
 	@rm -f $(STAMP)
-	@$(PYTHON) -m venv --clear $(VENV)
 	@# The development group by hand: not every pip knows groups.
 	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")' > $(VENV)/dev.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --requirement $(VENV)/dev.txt
