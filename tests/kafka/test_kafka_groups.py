@@ -98,17 +98,17 @@ def test_a_broker_without_the_new_protocol_gets_the_classic_one(kafka_classic: C
     asyncio.run(scenario())
 
 
-def test_metadata_of_4096_bytes_is_kept_and_more_is_refused_before_it_is_sent(cluster: Cluster) -> None:
+def test_metadata_of_4095_characters_is_kept_and_more_is_refused(cluster: Cluster, protocol: str) -> None:
     async def scenario() -> None:
-        async with cluster.open(t=1) as broker:
+        async with cluster.open({"group.protocol": protocol}, t=1) as broker:
             consumer, recorder = broker.consumer(cluster.name, [f"{cluster.name}.t"]), Recorder()
             await consumer.start(recorder)
             await until(lambda: recorder.owned, [consumer])
             (tp,) = recorder.owned
-            longest = Position(0, "é" * 2_048)
+            longest = Position(0, "é" * 4_095)
             await consumer.commit({tp: longest})
-            with pytest.raises(BrokerError, match="metadata of 4097 bytes"):
-                await consumer.commit({tp: Position(0, "x" * 4_097)})
+            with pytest.raises(BrokerError, match="metadata of 4096 characters"):
+                await consumer.commit({tp: Position(0, "x" * 4_096)})
             assert await consumer.committed([tp]) == {tp: longest}
             await consumer.close()
 

@@ -110,6 +110,7 @@ class KafkaBroker:
                 owner,
                 deliver,
                 fail,
+                instance=instance,
                 offset_reset=offset_reset,
                 session=session_timeout,
                 protocols=self._protocols,

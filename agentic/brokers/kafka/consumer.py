@@ -10,6 +10,7 @@ from typing import Any
 from agentic.brokers.base import Batch, Listener, Position, TopicPartition
 from agentic.brokers.kafka import columns
 from agentic.brokers.kafka.member import Member, names_of
+from agentic.brokers.kafka.offloop import settle
 from agentic.brokers.kafka.poller import Lot, Poller
 from agentic.errors import BrokerError, BrokerUnavailable, NotOwner
 
@@ -22,8 +23,9 @@ CLOSE = 15.0
 #: Records of paused partitions that are kept on the loop before their fetching is stopped:
 #: stopping throws away what is fetched, and starting again costs a round trip.
 KEEP = 3_000
-#: Bytes of UTF-8 of a commit's metadata that a broker takes (offset.metadata.max.bytes).
-METADATA_LIMIT = 4_096
+#: Characters of a commit's metadata that a broker takes by default. Kafka 4.3 refuses 4,096 itself,
+#: the value of offset.metadata.max.bytes.
+METADATA_LIMIT = 4_095
 
 
 class Intake:
@@ -39,7 +41,8 @@ class Intake:
         self._stopped: set[TopicPartition] = set()
         self._lots: deque[Lot] = deque()
         self._loop = loop
-        self._waiter: asyncio.Future[None] | None = None
+        #: More than one where a listener polls, or where a cancelled poll has not ended yet.
+        self._waiters: set[asyncio.Future[None]] = set()
         self.failure: BaseException | None = None
 
     def deliver(self, lot: Lot) -> None:
@@ -51,8 +54,8 @@ class Intake:
         self._wake()
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        for waiter in self._waiters:
+            settle(waiter, None, None)
 
     async def poll(self, timeout: float) -> list[Batch]:
         deadline = self._loop.time() + timeout
@@ -72,15 +75,14 @@ class Intake:
             await self._wait(left)
 
     async def _wait(self, seconds: float) -> None:
-        waiter = self._waiter = self._loop.create_future()
-        timer = self._loop.call_later(seconds, self._wake)
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.add(waiter)
+        timer = self._loop.call_later(seconds, settle, waiter, None, None)
         try:
             await waiter
         finally:
             timer.cancel()
-            # A cancelled poll ends late: the next one may wait already.
-            if self._waiter is waiter:
-                self._waiter = None
+            self._waiters.discard(waiter)
 
     def _cut(self, lot: Lot) -> list[Batch]:
         poller = self.poller
@@ -178,6 +180,9 @@ class KafkaConsumer:
         self._member = self._intake.poller = member
         member.start()
         await asyncio.wait([self._joined], timeout=JOIN)
+        if member.contends:
+            # Either the id becomes free or we are fenced; the member knows when it has waited enough.
+            await asyncio.wait([self._joined])
         if self._joined.done():
             await self._joined
 
@@ -191,7 +196,7 @@ class KafkaConsumer:
         self._intake.resume(partitions)
 
     async def seek(self, offsets: Mapping[TopicPartition, int]) -> None:
-        if foreign := [tp for tp in offsets if tp not in self._owned]:
+        if foreign := self.foreign(offsets):
             raise NotOwner(f"{self._about}: seek of {names_of(foreign)}: not ours; seek what on_assigned gave")
         member = self._running()
         live = [tp for tp in offsets if tp in self._intake.live]
@@ -210,11 +215,15 @@ class KafkaConsumer:
     async def commit(self, positions: Mapping[TopicPartition, Position]) -> None:
         if not positions:
             return
-        if foreign := [tp for tp in positions if tp not in self._owned]:
+        if foreign := self.foreign(positions):
             raise NotOwner(f"{self._about}: commit of {names_of(foreign)}: not ours any more; nothing was committed")
         check_metadata(positions)
         member = self._running()
         await self._answered(member.call(member.commit, dict(positions)), "commit")
+
+    def foreign(self, tps: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """Return those of the partitions that are not ours."""
+        return [tp for tp in tps if tp not in self._owned]
 
     async def group_metadata(self) -> Any:
         """Return what a transaction needs to know of this membership."""
@@ -290,6 +299,6 @@ def check_metadata(positions: Mapping[TopicPartition, Position]) -> None:
         BrokerError: names the partition and the length.
     """
     for tp, position in positions.items():
-        size = len(position.metadata.encode())
+        size = len(position.metadata)
         if size > METADATA_LIMIT:
-            raise BrokerError(f"commit of {tp}: metadata of {size} bytes; a broker takes {METADATA_LIMIT}")
+            raise BrokerError(f"commit of {tp}: metadata of {size} characters; a broker takes {METADATA_LIMIT}")

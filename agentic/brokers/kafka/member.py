@@ -78,6 +78,7 @@ class Member(Poller):
         deliver: Callable[[Lot], None],
         fail: Callable[[BaseException], None],
         *,
+        instance: str | None,
         offset_reset: str,
         session: float,
         protocols: Protocols,
@@ -85,7 +86,7 @@ class Member(Poller):
         error_cb: Callable[[Any], None],
     ) -> None:
         super().__init__(f"group {group!r}", loop, offset_reset, deliver, fail)
-        self._group = group
+        self._instance = instance
         self._topics = list(topics)
         self._owner = owner
         self._session = session
@@ -96,6 +97,8 @@ class Member(Poller):
         self._starts: dict[TopicPartition, int] | None = None
         self._max_poll = 300.0
         self._joined = False
+        #: Whether we wait for a static id that another member holds; written here, read by the loop.
+        self.contends = False
         self._give_up_joining = 0.0
 
     # -- joining
@@ -103,6 +106,8 @@ class Member(Poller):
     def _open(self) -> None:
         self._give_up_joining = time.monotonic() + 1.25 * self._session
         self._subscribe()
+        for topic in self._topics:
+            self._check_topic(topic)
 
     def _subscribe(self) -> None:
         settings = self._make_config(self._protocols.classic)
@@ -122,13 +127,24 @@ class Member(Poller):
             self._protocols.classic = True
             self._again()
             return
-        try:
+        # librdkafka tells the reason of a fatal error in its text alone.
+        if self._instance is None or ("fenced" not in text.lower() and "instance id" not in text.lower()):
             super()._fatal(error)
-        except Fenced:
+        else:
             if self._joined or time.monotonic() > self._give_up_joining:
-                raise
+                raise Fenced(
+                    f"{self.about}: static id {self._instance!r} belongs to another worker ({_reason(text)});"
+                    " give each worker its own setting 'instance'"
+                )
             # Under KIP-848 a killed member's id is free only when its session has ended.
-            log.debug("%s: the static id is taken, tries again: %s", self.about, text)
+            if not self.contends:
+                self.contends = True
+                log.warning(
+                    "%s: static id %r is held by another member; waiting up to %.0f s for that one's session to end",
+                    self.about,
+                    self._instance,
+                    1.25 * self._session,
+                )
             self._sleep(FENCED_PAUSE)
             self._again()
 
@@ -339,6 +355,10 @@ class Member(Poller):
                 if not left or cause(problem).code() != KafkaError.STALE_MEMBER_EPOCH:
                     raise translate(problem, about) from problem
                 time.sleep(STALE_PAUSE)
+
+
+def _reason(text: str) -> str:
+    return text.removeprefix("Fatal error: ").partition(": ConsumerGroupHeartbeat")[0]
 
 
 def names_of(tps: Sequence[TopicPartition]) -> str:

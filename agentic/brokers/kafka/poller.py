@@ -27,7 +27,7 @@ from agentic.brokers.base import TopicPartition
 from agentic.brokers.kafka.config import log
 from agentic.brokers.kafka.errors import FENCED, FORBIDDEN, UNKNOWN_TOPIC, cause, translate
 from agentic.brokers.kafka.offloop import post, settle
-from agentic.errors import BrokerError, BrokerUnavailable, Fenced, UnknownTopic
+from agentic.errors import BrokerError, BrokerUnavailable, UnknownTopic
 
 T = TypeVar("T")
 
@@ -220,12 +220,7 @@ class Poller(threading.Thread):
         if code == KafkaError._AUTO_OFFSET_RESET:
             self._reset(TopicPartition(message.topic(), message.partition()))
         elif code in UNKNOWN_TOPIC:
-            topic = message.topic()
-            known = self._consumer.list_topics(topic, timeout=REQUEST).topics.get(topic)
-            if known is None or known.error is not None:
-                raise UnknownTopic(
-                    f"{self.about}: topic {topic!r} does not exist; create it with `agentic topics create`"
-                )
+            self._check_topic(message.topic())
         elif code == KafkaError._MAX_POLL_EXCEEDED:
             log.warning("%s: not polled within max.poll.interval.ms; its partitions went to other members", self.about)
         elif error.fatal() or code == KafkaError._FATAL:
@@ -235,12 +230,19 @@ class Poller(threading.Thread):
         else:
             log.debug("%s: %s", self.about, error.str())
 
+    def _check_topic(self, topic: str) -> None:
+        """Raise UnknownTopic for a topic that the broker does not have; under KIP-848 nobody else tells."""
+        try:
+            known = self._consumer.list_topics(topic, timeout=REQUEST).topics.get(topic)
+        except KafkaException as problem:
+            log.debug("%s: topic %s: %s", self.about, topic, cause(problem).str())
+            return
+        if known is None or (known.error is not None and known.error.code() in UNKNOWN_TOPIC):
+            raise UnknownTopic(f"{self.about}: topic {topic!r} does not exist; create it with `agentic topics create`")
+
     def _fatal(self, error: Any) -> None:
-        """Raise what ends a consumer. librdkafka tells the reason of a fatal error in its text alone."""
-        text = error.str()
-        if "fenced" in text.lower() or "instance id" in text.lower():
-            raise Fenced(f"{self.about}: {text}; another worker has the same setting 'instance': give each its own")
-        raise BrokerError(f"{self.about}: {text}")
+        """Raise what ends a consumer."""
+        raise BrokerError(f"{self.about}: {error.str()}")
 
     def _reset(self, tp: TopicPartition) -> None:
         """Go on where `offset_reset` says, because the wanted offset is not there, and say so."""

@@ -22,6 +22,7 @@ from agentic.brokers.base import Consumer, Position, TopicPartition
 from agentic.brokers.kafka.config import Config
 from agentic.brokers.kafka.consumer import KafkaConsumer, check_metadata
 from agentic.brokers.kafka.errors import FENCED, cause
+from agentic.brokers.kafka.member import names_of
 from agentic.brokers.kafka.offloop import off_loop
 from agentic.brokers.kafka.producer import CLOSE, KafkaProducer
 from agentic.errors import BrokerError, BrokerUnavailable, Fenced, TransactionAborted
@@ -158,6 +159,10 @@ class TransactionalProducer(KafkaProducer):
         metadata = None
         if positions:
             assert isinstance(consumer, KafkaConsumer)
+            # The broker asks whether we are a member, and not whether the partition is ours.
+            if foreign := consumer.foreign(positions):
+                await self.abort_transaction()
+                raise TransactionAborted(f"{self._about}: {names_of(foreign)}: not ours any more; all was undone")
             try:
                 metadata = await consumer.group_metadata()
             except BrokerError as problem:
