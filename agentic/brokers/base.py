@@ -235,20 +235,28 @@ class Producer(Protocol):
         """Return when all that was sent is acknowledged, written and readable (under a transaction: written).
 
         Raises:
-            DeliveryFailed: a record sent since the last flush was refused for good; names it.
-            BrokerUnavailable: not done within the driver's delivery timeout.
+            DeliveryFailed: a record sent since the last flush was refused for good; names it. Told once.
+            BrokerUnavailable: not done within the driver's time. Nothing is lost: the records go on
+                waiting, and another flush waits for them again.
         """
 
     async def commit_transaction(self, positions: Mapping[TopicPartition, Position], consumer: Consumer) -> None:
         """Publish all that was sent since the last commit together with the positions, or neither.
 
         Raises:
-            TransactionAborted: neither; the transaction is undone and the next may begin.
+            TransactionAborted: neither, and the next transaction may begin. Where the broker fell
+                silent at the last step it may be both after all: whoever reads again from the
+                committed positions is right in either case.
+            BrokerUnavailable: not within the driver's time; to be taken like an undone one.
             Fenced: another producer has our transactional id; this one is dead.
         """
 
     async def abort_transaction(self) -> None:
-        """Undo all that was sent since the last commit. Without an open transaction, nothing."""
+        """Undo all that was sent since the last commit; what an earlier commit left unsettled is settled then.
+
+        Raises:
+            BrokerUnavailable: try again.
+        """
 
     async def close(self) -> None:
         """Stop; what was not flushed may be lost, an open transaction is aborted."""

@@ -14,8 +14,9 @@ from typing import Any
 
 from agentic.agent import Agent
 from agentic.brokers.base import Batch, Consumer, Position, TopicPartition
+from agentic.errors import BrokerUnavailable
 from agentic.metrics import Metrics
-from agentic.runtime.outbox import Outbox
+from agentic.runtime.outbox import AGAIN, Outbox
 from agentic.runtime.partition import SourcePartition
 from agentic.runtime.task import Task
 from agentic.settings import Settings
@@ -171,10 +172,10 @@ class Assignment:
         for tp, source in stays.items():
             snapshot = source.ledger.snapshot()
             positions[tp] = None if snapshot is None else Position(*snapshot)
+        begun = {tp: source.first for tp, source in stays.items()}
         for task in ended:
             self._drop(task)
-        self._take(positions)
-        await self._consumer.seek({tp: position.offset for tp, position in positions.items() if position is not None})
+        await self._begin_at(positions, begun)
 
     async def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
         async with self._changing:
@@ -203,16 +204,31 @@ class Assignment:
         for task in self.tasks.values():
             await task.cancel()
         self._outbox.discard()
-        await self._outbox.producer.abort_transaction()
         begun = {tp: source.first for tp, source in self.sources.items()}
-        committed = await self._consumer.committed(begun)
         self.tasks.clear()
         self.sources.clear()
-        self._take({tp: committed.get(tp) for tp in begun})
-        # Without a commit the place where reading began is where it begins again.
-        starts = {tp: position.offset if (position := committed.get(tp)) else first for tp, first in begun.items()}
-        await self._consumer.seek({tp: offset for tp, offset in starts.items() if offset is not None})
+        while True:
+            try:
+                if self._outbox.transactional:
+                    await self._outbox.producer.abort_transaction()
+                committed = await self._consumer.committed(begun)
+                break
+            except BrokerUnavailable as error:
+                log.warning("can't read again yet, tried again until it succeeds: %s", error)
+                await asyncio.sleep(AGAIN)
+        await self._begin_at({tp: committed.get(tp) for tp in begun}, begun)
         self.progress.set()
+
+    async def _begin_at(
+        self, positions: Mapping[TopicPartition, Position | None], begun: Mapping[TopicPartition, int | None]
+    ) -> None:
+        """Take up owned partitions at these positions; without one, where reading had begun.
+
+        The sources come after the seek: until then what the consumer hands over is of no use, and dropped.
+        """
+        starts = {tp: begun[tp] if position is None else position.offset for tp, position in positions.items()}
+        await self._consumer.seek({tp: offset for tp, offset in starts.items() if offset is not None})
+        self._take(positions)
 
     async def close(self, timeout: float) -> None:
         """End all agents, letting what is under way finish within `timeout` seconds; nothing is committed here."""

@@ -15,7 +15,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from agentic.brokers.base import Consumer, Position
-from agentic.errors import AgenticError, BrokerUnavailable, NotOwner, TransactionAborted
+from agentic.errors import AgenticError, BrokerError, BrokerUnavailable, NotOwner, TransactionAborted
 from agentic.metrics import Metrics
 from agentic.runtime.outbox import Outbox
 
@@ -65,15 +65,15 @@ class Checkpointer:
         try:
             await self._outbox.publish(positions, self._consumer)
         except TransactionAborted as error:
-            self._outbox.discard()
-            log.warning("transaction undone, its events are read again: %s", error)
-            return False
+            return self._undone(error)
         except NotOwner as error:
             # At least once: the outputs are out; whoever owns the partitions now does the events again.
             log.info("not committed, the partitions have moved on: %s", error)
             assignment.dirty.set()
             return True
         except BrokerUnavailable as error:
+            if self._outbox.transactional:
+                return self._undone(error)
             self._report_away(error)
             assignment.dirty.set()
             return True
@@ -96,6 +96,11 @@ class Checkpointer:
         self._metrics.counter("commits").add()
         self._report_lag(assignment)
         return True
+
+    def _undone(self, error: BrokerError) -> bool:
+        self._outbox.discard()
+        log.warning("transaction undone, its events are read again: %s", error)
+        return False
 
     def _report_away(self, error: BrokerUnavailable) -> None:
         """One line an incident."""

@@ -8,15 +8,24 @@ on release, or are discarded with the events they belong to when the checkpoint 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
 from agentic.brokers.base import Consumer, Headers, Position, Producer, TopicPartition
+from agentic.errors import BrokerUnavailable
 from agentic.metrics import Metrics
 from agentic.stream import HeadersLike
 from agentic.topic import Outgoing, Topic
+
+log = logging.getLogger("agentic.worker")
+
+#: Effects that may wait while a checkpoint is under way; a checkpoint takes long when the broker is away.
+HELD_LIMIT = 10_000
+#: Seconds between two attempts to reach a broker that is away; the driver's own back-off comes on top.
+AGAIN = 1.0
 
 #: Takes the arguments of `Producer.send`.
 Send = Callable[..., None]
@@ -39,10 +48,13 @@ class Outbox:
         self.producer = producer
         self.transactional = transactional
         self._held: list[Outgoing] = []
+        self._released = asyncio.Event()
+        self._away = False
         self.send: Send = producer.send
 
     def hold(self) -> None:
         """From now on, keep what is sent."""
+        self._released.clear()
         self.send = self._hold
 
     def _hold(
@@ -59,6 +71,7 @@ class Outbox:
     def release(self) -> None:
         """Send what was kept, and go on."""
         self.send = self.producer.send
+        self._released.set()
         held, self._held = self._held, []
         for effect in held:
             self.producer.send(*effect)
@@ -66,11 +79,26 @@ class Outbox:
     def discard(self) -> None:
         """Forget what was kept, and go on."""
         self.send = self.producer.send
+        self._released.set()
         self._held = []
 
     async def ready(self) -> None:
-        """Return when there is room for the effects of another batch."""
-        await self.producer.ready()
+        """Return when there is room for the effects of another batch, however long the broker is away."""
+        while len(self._held) > HELD_LIMIT:
+            await self._released.wait()
+        while True:
+            try:
+                await self.producer.ready()
+            except BrokerUnavailable as error:
+                if not self._away:
+                    self._away = True
+                    log.warning("can't send, tried again until it succeeds: %s", error)
+                await asyncio.sleep(AGAIN)
+            else:
+                break
+        if self._away:
+            self._away = False
+            log.info("sends again")
 
     async def publish(self, positions: Mapping[TopicPartition, Position], consumer: Consumer) -> None:
         """Return when all that was sent before `hold` is safe, and the positions with it.

@@ -165,12 +165,20 @@ class CheckpointService(Part):
     """Commits at the interval, while there is something to commit; a last time after the agents have ended."""
 
     def __init__(
-        self, checkpoint: Callable[[], Awaitable[None]], assignment: Assignment, interval: float, fail: Fail
+        self,
+        checkpoint: Callable[[], Awaitable[None]],
+        assignment: Assignment,
+        interval: float,
+        timeout: float,
+        fail: Fail,
     ) -> None:
         super().__init__(fail)
         self._checkpoint = checkpoint
         self._assignment = assignment
         self._interval = interval
+        self._timeout = timeout
+        self._busy = False
+        self._ending = False
         self._running: asyncio.Task[None] | None = None
 
     async def on_start(self) -> None:
@@ -178,9 +186,11 @@ class CheckpointService(Part):
 
     async def _run(self) -> None:
         try:
-            while True:
+            while not self._ending:
+                self._busy = False
                 await self._assignment.dirty.wait()
                 await asyncio.sleep(self._interval)
+                self._busy = True
                 await self._checkpoint()
         except asyncio.CancelledError:
             raise
@@ -188,9 +198,14 @@ class CheckpointService(Part):
             self.fail(error)
 
     async def end(self) -> None:
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.wait([self._running])
+        """A checkpoint that is under way is not cut off: its commit may be on the wire."""
+        if self._running is None:
+            return
+        self._ending = True
+        if self._busy:
+            await asyncio.wait([self._running], timeout=self._timeout)
+        self._running.cancel()
+        await asyncio.wait([self._running])
 
 
 class IntakeService(Part):

@@ -106,12 +106,14 @@ class Worker(Part):
             checkpoint=self._checkpoint_only,
             fail=self.fail,
         )
-        interval = settings.commit_interval.total_seconds()
+        interval, timeout = settings.commit_interval.total_seconds(), settings.stop_timeout.total_seconds()
         await self.add_runtime_dependency(
             IntakeService(consumer, self.assignment, self._checkpointer, outbox, settings, self.fail)
         )
         # Stops before the intake does, whose own stop makes the last checkpoint.
-        await self.add_runtime_dependency(CheckpointService(self.checkpoint, self.assignment, interval, self.fail))
+        await self.add_runtime_dependency(
+            CheckpointService(self.checkpoint, self.assignment, interval, timeout, self.fail)
+        )
 
     def _transactional_id(self) -> str:
         """A restart of the same worker takes over its id, and so ends what the former left open."""

@@ -165,3 +165,40 @@ def test_agents_that_share_a_topic_are_one_group() -> None:
     agents = [agent("1", a), agent("2", b), agent("3", a, c), agent("4", d)]
     found = [({each.name for each in members}, {topic.name for topic in topics}) for members, topics in groups(agents)]
     assert sorted(found, key=str) == sorted([({"1", "3"}, {"a", "c"}), ({"2"}, {"b"}), ({"4"}, {"d"})], key=str)
+
+
+def test_a_task_that_loses_one_of_its_topics_goes_on_with_the_other() -> None:
+    """Topics of different width: what moves of one must not disturb what stays of the other."""
+
+    async def scenario() -> None:
+        broker = MemoryBroker()
+
+        def app() -> App:
+            app = App("wide", commit_interval=timedelta(hours=1), max_idle=None)
+            wide = app.topic("in", value=int, partitions=4)
+            narrow = app.topic("narrow", value=int, partitions=1)
+            sink = app.topic("out", value=int, partitions=4)
+
+            @app.agent(narrow, wide, to=sink)
+            async def both(stream: Stream[int]) -> AsyncIterator[int]:
+                async for n in stream:
+                    await asyncio.sleep(0)
+                    yield n
+
+            return app
+
+        first = Worker(app(), broker=broker)
+        await first.start()
+        await until(lambda: len(owned(first)) == 5)
+        await append(broker, range(200))
+        second = Worker(app(), broker=broker)
+        await second.start()
+        await until(lambda: len(owned(first)) == 3 and len(owned(second)) == 2)
+        await second.stop()
+        await until(lambda: len(owned(first)) == 5)
+        await append(broker, range(200, 300))
+        await first.used_up()
+        await first.stop()
+        assert await outputs(broker) == Counter(range(300))
+
+    asyncio.run(scenario())

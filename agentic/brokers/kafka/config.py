@@ -29,7 +29,9 @@ QUEUED_MESSAGES = 10_000
 #: Records a producer may hold. The worker waits at a lower mark (see producer.READY_BELOW), so
 #: that this limit is met only by a burst of sends between two waits.
 PRODUCER_QUEUE = 200_000
-DELIVERY_TIMEOUT_MS = 120_000
+#: A record waits for its broker as long as it takes: one that timed out would be lost for good.
+#: The backlog is bounded, so that what waits is too. (0: for ever.)
+DELIVERY_TIMEOUT_MS = 0
 #: Longer than a broker's failover (some 10 s), shorter than the default session timeout (45 s): a dead
 #: worker's open transaction is gone before another one has its partitions and its readers wait for it.
 TRANSACTION_TIMEOUT_MS = 30_000
@@ -185,7 +187,7 @@ def producer(servers: str, options: Mapping[str, object], transactional_id: str 
     if transactional_id is not None:
         config["transactional.id"] = transactional_id
         config.setdefault("transaction.timeout.ms", TRANSACTION_TIMEOUT_MS)
-        timeout = min(timeout, int(config["transaction.timeout.ms"]))
+        timeout = int(config["transaction.timeout.ms"])
     if "delivery.timeout.ms" not in config:
         config.setdefault("message.timeout.ms", timeout)
     return config

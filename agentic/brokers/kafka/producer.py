@@ -31,6 +31,8 @@ LOOK = 0.002
 CONNECT = 2.0
 #: Seconds of one blocking flush: so long a closing producer may go on.
 SLICE = 0.1
+#: Seconds of a whole flush, after which its caller is told that the broker is away; nothing is lost by that.
+FLUSH = 30.0
 #: Seconds a close waits for what is under way.
 CLOSE = 5.0
 
@@ -160,19 +162,29 @@ class KafkaProducer:
         self._raise_refused()
 
     async def _flush(self) -> None:
+        until = self._loop.time() + FLUSH
         await self._connected()
         while self._overflow:
             self._producer.poll(0)
             self._drain()
             if self._overflow:
+                self._look_at_clock(until)
                 await asyncio.sleep(LOOK)
         while len(self._producer):
+            self._look_at_clock(until)
             try:
                 await off_loop(self._producer.flush, SLICE)
             except KafkaException as problem:
                 self._broken(cause(problem))
                 return
         self._producer.poll(0)
+
+    def _look_at_clock(self, until: float) -> None:
+        if self._loop.time() > until:
+            raise BrokerUnavailable(
+                f"{self._address}: {self.backlog} records are not acknowledged after {FLUSH:g} s; they go on waiting:"
+                " is the broker up, and has each topic a leader?"
+            )
 
     def _broken(self, error: KafkaError) -> None:
         """Take a fatal error of the producer."""

@@ -173,6 +173,10 @@ class TransactionalProducer(KafkaProducer):
             await off_loop(self._commit, offsets, metadata)
         except (_Abort, _Dead) as problem:
             await self._end(problem, "commit")
+        except BrokerUnavailable as problem:
+            # Nobody knows; the init of the next producer settles it one way or the other.
+            await self._replace()
+            raise TransactionAborted(str(problem)) from problem
         finally:
             self._closed_transaction()
 
@@ -203,6 +207,7 @@ class TransactionalProducer(KafkaProducer):
     async def abort_transaction(self) -> None:
         self._overflow.clear()
         if not self._open:
+            await self._connected()
             return
         try:
             await off_loop(self._insist, self._producer.abort_transaction, "abort", self._patience)
@@ -213,14 +218,18 @@ class TransactionalProducer(KafkaProducer):
             self._closed_transaction()
 
     async def _renew(self) -> None:
-        """Replace a producer that can do nothing more; the new one's init undoes what the old one left open."""
+        """Replace a producer that can do nothing more, and have what it left open undone."""
+        await self._replace()
+        await self._prepare()
+
+    async def _replace(self) -> None:
+        """Make a new producer; its init, before it does anything else, settles what the old one left open."""
         old = self._producer
         self._overflow.clear()
         self._cold, self._fatal = True, None
         self._closed_transaction()
         self._make()
         await off_loop(_discard, old)
-        await self._prepare()
 
     async def close(self) -> None:
         if not self._closed and self._open and not self._fenced:
