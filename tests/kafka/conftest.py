@@ -30,12 +30,12 @@ def kafka_node(kafka_tool: types.ModuleType, tmp_path: pathlib.Path, request: py
     node = kafka_tool.Node(tmp_path / "node")
     assert node.bootstrap == bootstrap
     yield node
-    node.kill()
+    kafka_tool.release(node.directory)
 
 
 @pytest.fixture
-def kafka_classic(kafka_tool: types.ModuleType, tmp_path: pathlib.Path) -> Cluster:
+def kafka_classic(kafka_tool: types.ModuleType, tmp_path: pathlib.Path) -> Iterator[Cluster]:
     """A broker that does not know the KIP-848 protocol."""
-    return Cluster(
-        kafka_tool.held(tmp_path / "classic", os.getpid(), ["group.coordinator.rebalance.protocols=classic"])
-    )
+    directory = tmp_path / "classic"
+    yield Cluster(kafka_tool.held(directory, os.getpid(), ["group.coordinator.rebalance.protocols=classic"]))
+    kafka_tool.release(directory)

@@ -210,6 +210,11 @@ def held(directory, pid, options=(), timeout=600):
     return ready.read_text()
 
 
+def release(directory):
+    """Have the keeper of a broker stop it and remove its data."""
+    (pathlib.Path(directory) / "ready").unlink()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["run", "start", "stop", "kill", "restart", "hold"])
@@ -233,10 +238,11 @@ def main():
     node = Node(options.directory, options.port, "\n".join(options.set))
     if options.command == "hold":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        ready = node.directory / "ready"
         try:
             node.start()
-            (node.directory / "ready").write_text(node.bootstrap)
-            while alive(options.pid) and node.directory.exists():
+            ready.write_text(node.bootstrap)
+            while alive(options.pid) and ready.exists():
                 time.sleep(0.5)
         finally:
             node.kill()
