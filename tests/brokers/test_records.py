@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from agentic.brokers.base import TopicPartition
 from agentic.core.partitioning import partition_of
-from agentic.errors import DeliveryFailed, RecordTooLarge, UnknownTopic
+from agentic.errors import BrokerError, DeliveryFailed, RecordTooLarge, UnknownTopic
 
 
 async def test_a_record_comes_back_as_it_was_sent(log: Log) -> None:
     records = [
         (b"key", b"value", 1_700_000_000_000, (("a", b"1"), ("b", b""), ("a", b"2"))),
-        (None, b"value without key", 0, None),
-        (b"tombstone", None, 2**41, None),
+        (None, b"value without key", 2, None),
+        (b"tombstone", None, 2**40, None),
         (b"", b"", 1, (("ä", b"\x00\xff"),)),
         (None, None, 5, None),
     ]
@@ -31,6 +31,18 @@ async def test_a_record_comes_back_as_it_was_sent(log: Log) -> None:
         assert producer.backlog == 0
         found = (await read_all(broker, topic))[0]
         assert found == [(i, ts, key, value, headers or ()) for i, (key, value, ts, headers) in enumerate(records)]
+        await producer.close()
+
+
+async def test_a_timestamp_is_at_least_zero(embedded_log: Log) -> None:
+    async with embedded_log.open() as broker:
+        topic = await embedded_log.topic(broker)
+        producer = broker.producer()
+        producer.send(topic, None, b"v", 0)
+        with pytest.raises(BrokerError, match="-1"):
+            producer.send(topic, None, b"v", -1)
+        await producer.flush()
+        assert [row[1] for row in (await read_all(broker, topic))[0]] == [0]
         await producer.close()
 
 
@@ -48,17 +60,31 @@ async def test_keys_go_where_kafkas_clients_put_them(log: Log) -> None:
         await producer.close()
 
 
-async def test_null_keys_are_spread(log: Log) -> None:
+async def test_null_keys_reach_all_partitions(log: Log) -> None:
     async with log.open() as broker:
         topic = await log.topic(broker, 3)
+        tps = [TopicPartition(topic, n) for n in range(3)]
         producer = broker.producer()
-        for i in range(3_000):
+        ends: dict[TopicPartition, int] = {}
+        for _ in range(200):
+            for i in range(10):
+                producer.send(topic, None, b"%d" % i, 1)
+            await producer.flush()
+            ends = await broker.end_offsets(tps)
+            if all(ends.values()):
+                break
+        assert all(ends.values())
+        await producer.close()
+
+
+async def test_null_keys_are_spread_evenly(embedded_log: Log) -> None:
+    async with embedded_log.open() as broker:
+        topic = await embedded_log.topic(broker, 3)
+        producer = broker.producer()
+        for i in range(300):
             producer.send(topic, None, b"%d" % i, 1)
-            if i % 100 == 99:
-                await producer.flush()
-        found = await read_all(broker, topic, 3)
-        assert sum(map(len, found.values())) == 3_000
-        assert all(len(rows) > 300 for rows in found.values())
+        await producer.flush()
+        assert set((await broker.end_offsets(TopicPartition(topic, n) for n in range(3))).values()) == {100}
         await producer.close()
 
 

@@ -15,8 +15,9 @@ async def owner(log: Log, broker: object, topic: str, group: str | None = None) 
     return member
 
 
-async def values(broker: object, topic: str) -> list[bytes]:
-    return [row[3] for row in (await read_all(broker, topic))[0]]  # type: ignore[arg-type]
+async def values(broker: object, topic: str, n: int = 0) -> list[bytes]:
+    """What is committed, when there are `n` records at least: Kafka shows a commit a moment later."""
+    return [row[3] for row in (await read_all(broker, topic, least=n))[0]]  # type: ignore[arg-type]
 
 
 async def test_records_and_positions_are_committed_together(log: Log) -> None:
@@ -29,7 +30,7 @@ async def test_records_and_positions_are_committed_together(log: Log) -> None:
             producer.send(sink, b"k", b"%d" % n, 1)
             await producer.commit_transaction({tp: Position(n + 1, "with")}, member.consumer)
             assert await member.consumer.committed([tp]) == {tp: Position(n + 1, "with")}
-        assert await values(broker, sink) == [b"0", b"1", b"2"]
+        assert await values(broker, sink, 3) == [b"0", b"1", b"2"]
         assert producer.backlog == 0
         await producer.close()
         await member.consumer.close()
@@ -70,7 +71,7 @@ async def test_an_aborted_transaction_is_never_seen(log: Log) -> None:
         await producer.commit_transaction({tp: Position(1)}, member.consumer)
         producer.send(sink, b"k", b"aborted too", 1)
         await producer.abort_transaction()
-        assert await values(broker, sink) == [b"committed"]
+        assert await values(broker, sink, 1) == [b"committed"]
         assert await member.consumer.committed([tp]) == {tp: Position(1)}
         await producer.close()
         await member.consumer.close()
@@ -90,8 +91,8 @@ async def test_positions_alone_are_a_transaction(log: Log) -> None:
         member = await owner(log, broker, source)
         tp = TopicPartition(source, 0)
         producer = broker.producer(transactional_id=log.name("id"))
-        await producer.commit_transaction({tp: Position(5, "x" * 4_096)}, member.consumer)
-        assert await member.consumer.committed([tp]) == {tp: Position(5, "x" * 4_096)}
+        await producer.commit_transaction({tp: Position(5, "x" * 4_095)}, member.consumer)
+        assert await member.consumer.committed([tp]) == {tp: Position(5, "x" * 4_095)}
         await producer.close()
         await member.consumer.close()
 
@@ -122,7 +123,7 @@ async def test_a_second_producer_with_the_same_id_fences_the_first(log: Log) -> 
         await second.commit_transaction({tp: Position(2)}, member.consumer)
         with pytest.raises(Fenced, match=name):
             await first.commit_transaction({tp: Position(9)}, member.consumer)
-        assert await values(broker, sink) == [b"first", b"second"]
+        assert await values(broker, sink, 2) == [b"first", b"second"]
         assert await member.consumer.committed([tp]) == {tp: Position(2)}
         await second.close()
         await first.close()
@@ -137,7 +138,7 @@ async def test_a_transaction_over_many_partitions_is_one(log: Log) -> None:
         for i in range(1_000):
             producer.send(sink, b"%d" % i, b"%d" % i, i)
         await producer.commit_transaction({TopicPartition(source, 0): Position(1)}, member.consumer)
-        found = await read_all(broker, sink, 5)
+        found = await read_all(broker, sink, 5, least=1_000)
         assert sorted(int(row[3]) for rows in found.values() for row in rows) == list(range(1_000))
         await producer.close()
         await member.consumer.close()
@@ -159,7 +160,7 @@ async def test_a_former_owner_s_transaction_is_undone(log: Log) -> None:
         assert await a.consumer.committed([kept, gone]) == {kept: None, gone: None}
         producer.send(sink, b"k", b"by its owner", 1)
         await producer.commit_transaction({kept: Position(1)}, a.consumer)
-        assert await values(broker, sink) == [b"by its owner"]
+        assert await values(broker, sink, 1) == [b"by its owner"]
         await producer.close()
         await a.consumer.close()
         await b.consumer.close()
