@@ -30,7 +30,7 @@ class TopicPartition(NamedTuple):
 
 
 class Position(NamedTuple):
-    """A committed offset: the next one to read, with a string of at most 4,096 characters."""
+    """A committed offset: the next one to read, with a string of at most 4,095 characters, what Kafka takes."""
 
     offset: int
     metadata: str = ""

@@ -27,8 +27,9 @@ from typing import NamedTuple
 
 MAGIC = 0xA6
 VERSION = 1
-#: What a broker keeps for a commit (Kafka's ``offset.metadata.max.bytes``).
-MAX_LENGTH = 4096
+#: Characters that a broker keeps for a commit: Kafka's ``offset.metadata.max.bytes`` is 4,096 by
+#: default, and 4,096 itself is refused.
+MAX_LENGTH = 4095
 
 _STREAM_TIME, _RUNS, _BITS = 1, 2, 3
 

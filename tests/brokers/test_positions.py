@@ -79,7 +79,7 @@ async def test_metadata_that_is_too_long_is_refused_and_nothing_committed(log: L
         member = await Member(broker, log.name("g"), [tp.topic]).start()
         await until(lambda: member.owned, member)
         with pytest.raises(BrokerError):
-            await member.consumer.commit({tp: Position(1, "x" * 4_097)})
+            await member.consumer.commit({tp: Position(1, "x" * 4_096)})
         assert await member.consumer.committed([tp]) == {tp: None}
         await member.consumer.close()
 

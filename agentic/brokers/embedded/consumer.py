@@ -13,8 +13,8 @@ from agentic.brokers.embedded.membership import target
 from agentic.brokers.embedded.store import Change, Store
 from agentic.errors import BrokerError, NotOwner, UnknownTopic
 
-#: Characters of a commit's metadata, as Kafka's offset.metadata.max.bytes.
-METADATA_LIMIT = 4_096
+#: Characters of a commit's metadata, as Kafka has it by default.
+METADATA_LIMIT = 4_095
 #: A lease is renewed when this part of it is over: two beats may be missed.
 RENEW_AFTER = 1 / 3
 
