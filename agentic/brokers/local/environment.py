@@ -41,6 +41,8 @@ DATA_FILE = "data.mdb"
 #: What LMDB puts into a directory.
 OWN_FILES = {DATA_FILE, "lock.mdb"}
 
+#: A bad transaction is one that met damage before: nothing of ours goes on with one that failed.
+_DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.PanicError, lmdb.BadTxnError)
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _SHORT = {errno.EIO}
 #: Bytes to write to find out whether there is space: what a write that failed may have left.
@@ -191,7 +193,7 @@ class Environment:
         """Turn LMDB's errors into ours, on one line that names the file and the way out."""
         try:
             yield
-        except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.PanicError) as error:
+        except _DAMAGE as error:
             raise StorageCorrupt(
                 f"{self.file}: damaged ({error}); restore it from a backup, or move it away to begin anew"
             ) from error
