@@ -47,3 +47,36 @@ def test_members_that_join_and_leave_every_second_lose_nothing(
     fleet = Fleet(f"kafka://{node.bootstrap}", tmp_path, delivery=delivery, count=50_000, kills=12, seed=2)
     run(fleet, churn=True)
     verify(fleet, delivery)
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_a_broker_that_stands_still_for_longer_than_a_transaction_lives_loses_nothing(
+    node: Any, tmp_path: pathlib.Path, delivery: str
+) -> None:
+    """Commits go out that nobody answers; members are taken for dead as soon as the broker is back."""
+    extra = {"AGENTIC_KAFKA": '{"transaction.timeout.ms": 2000, "socket.timeout.ms": 1500}'}
+    fleet = Fleet(f"kafka://{node.bootstrap}", tmp_path, delivery=delivery, count=20_000, kills=6, extra=extra)
+
+    async def interlude(kills: int) -> None:
+        if kills in (2, 4):
+            node.freeze()
+            await asyncio.sleep(6)
+            node.thaw()
+
+    run(fleet, interlude=interlude)
+    verify(fleet, delivery)
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_a_worker_that_stood_still_past_its_session_changes_nothing(
+    node: Any, tmp_path: pathlib.Path, delivery: str
+) -> None:
+    """Its partitions have gone to others meanwhile; what it held uncommitted must not come out on top."""
+    fleet = Fleet(f"kafka://{node.bootstrap}", tmp_path, delivery=delivery, count=20_000, kills=6)
+
+    async def interlude(kills: int) -> None:
+        if kills in (2, 4):
+            await fleet.stand_still(3.0)
+
+    run(fleet, interlude=interlude)
+    verify(fleet, delivery)

@@ -156,7 +156,7 @@ def test_with_room_a_snapshot_always_fits() -> None:
         elif waiting:
             ledger.retire(waiting.pop(draw.choice([-1, -1, len(waiting) // 2, 0])))
         snapshot = ledger.snapshot()
-        assert snapshot is not None and len(snapshot.metadata) <= 4096
+        assert snapshot is not None and len(snapshot.metadata) <= 4095
 
 
 class World:
