@@ -84,7 +84,12 @@ class Membership(msgspec.Struct, array_like=True):
                 )
             joined = former.joined
             self._release_all(member)
-        others = [other for name, other in self.members.items() if name != member]
+        # The share of a static member that is gone waits for it, and says nothing about topics.
+        others = [
+            other
+            for name, other in self.members.items()
+            if name != member and not other.away and not (other.process is not None and dead(other.process))
+        ]
         if others and self.topics != wanted:
             raise BrokerError(
                 f"group {group!r} reads {', '.join(self.topics)}, and a new member wants {', '.join(wanted)};"
