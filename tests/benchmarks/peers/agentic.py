@@ -15,6 +15,7 @@
 # recovery = "no tables yet"
 # ///
 """agentic with its defaults, run by the interpreter that runs the harness."""
+
 import os
 import pathlib
 import sys
@@ -23,8 +24,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
 from agentic import App
 
-app = App(os.environ["GROUP"], broker=f"kafka://{os.environ['BOOTSTRAP']}", state_dir=os.environ["STATE"],
-          log_level="warning")
+app = App(
+    os.environ["GROUP"], broker=f"kafka://{os.environ['BOOTSTRAP']}", state_dir=os.environ["STATE"], log_level="warning"
+)
 source = app.topic(os.environ["INPUT"], value=dict)
 output = app.topic(os.environ["OUTPUT"], value=dict)
 
