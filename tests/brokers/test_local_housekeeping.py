@@ -286,6 +286,20 @@ def test_nothing_of_a_deleted_topic_stays() -> None:
         assert (rows[b"log"], rows[b"positions"], rows[b"garbage"]) == (0, 1, 0)
 
 
+def test_a_transactional_id_is_forgotten_when_nobody_took_it_for_long() -> None:
+    with house() as it:
+        with it.store.change() as change:
+            change.set_epoch("id", 3)
+        it.now = housekeeping.wall_clock()
+        list(it.keeper.round())
+        with it.store.view() as view:
+            assert view.epoch("id") == 3
+        it.now += housekeeping.EPOCH_MS + 60_000
+        list(it.keeper.round())
+        with it.store.view() as view:
+            assert view.epoch("id") == 0
+
+
 async def test_a_position_that_retention_has_passed_goes_on_at_the_start_with_a_warning(
     local_log: Log, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -242,6 +242,35 @@ async def test_a_poll_without_news_is_empty(log: Log) -> None:
         await reader.close()
 
 
+async def test_a_reader_that_always_finds_something_leaves_the_loop_its_turn(log: Log) -> None:
+    async with log.open() as broker:
+        topic = await log.topic(broker)
+        producer = broker.producer()
+        for i in range(10_000):
+            producer.send(topic, None, b"%d" % i, 1)
+            if i % 1_000 == 0:
+                await producer.ready()
+        await producer.flush()
+        turns = 0
+
+        async def take_turns() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        other = asyncio.create_task(take_turns())
+        reader = broker.reader({TopicPartition(topic, 0): 0})
+        polls = seen = 0
+        while seen < 10_000:
+            polls += 1
+            seen += sum(map(len, await reader.poll(5)))
+        other.cancel()
+        assert turns >= polls
+        await reader.close()
+        await producer.close()
+
+
 async def test_a_cancelled_poll_loses_nothing(log: Log) -> None:
     async with log.open() as broker:
         topic = await log.topic(broker)

@@ -55,7 +55,10 @@ class Feed:
         where = end if self._latest else start
         if offset is not None:
             where = start if offset < start else where
-            logger.warning(
+            # Zero is how "from the beginning" is said; what a retention took before that is no loss.
+            level = logging.WARNING if offset else logging.DEBUG
+            logger.log(
+                level,
                 "%s: there is no offset %d any more, the log has %d to %d; reading on at %d",
                 tp,
                 offset,
@@ -117,6 +120,8 @@ class Feed:
     async def poll(self, timeout: float) -> list[Batch]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
+        # A reader that always finds something must leave the loop its turn: leases are renewed there.
+        await asyncio.sleep(0)
         while True:
             if self.failure is not None:
                 raise self.failure

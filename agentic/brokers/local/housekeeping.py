@@ -53,6 +53,9 @@ STEP_BYTES = 512 << 10
 KEYS_AT_ONCE = 200_000
 #: Bytes that must be new before a compaction is worth its while, beside half of the whole.
 WORTHWHILE = 64 << 10
+#: Milliseconds after which the epoch of a transactional id that no producer took again is forgotten:
+#: Kafka's default transactional.id.expiration.ms.
+EPOCH_MS = 7 * 24 * 3_600_000
 #: Milliseconds for which a tombstone stays readable: Kafka's default delete.retention.ms.
 TOMBSTONE_MS = 24 * 3_600_000
 
@@ -119,6 +122,8 @@ class Housekeeper:
     def round(self) -> Steps:
         """All there is to do now; each step is one short transaction."""
         yield from self._remove_deleted()
+        with self._store.change() as change:
+            change.forget_epochs(self._clock() - EPOCH_MS)
         with self._store.view() as view:
             topics = dict(view.topic_rows())
         for name, topic in topics.items():

@@ -374,6 +374,15 @@ class LocalChange(LocalView):
         self._remove(b"garbage", prefix)
         return False
 
+    def forget_epochs(self, made_before: int) -> None:
+        """Forget the transactional ids whose last producer was made before, milliseconds since the epoch."""
+        rows = self._txn.cursor(db=self._db[b"epochs"]).iternext()
+        old = [
+            key for key, data in rows if self._row(_decode_epoch, data, "the epoch of a producer").made_at < made_before
+        ]
+        for key in old:
+            self._remove(b"epochs", key)
+
     def save(self, group: str, membership: Membership) -> None:
         self._put(b"groups", self._group_key(group), _encode(membership))
         self.members = True
