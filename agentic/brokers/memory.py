@@ -53,6 +53,7 @@ class MemoryStore:
         self.memberships: dict[str, Membership] = {}
         self.committed: dict[str, dict[TopicPartition, Position]] = {}
         self.epochs: dict[str, int] = {}
+        self.last_epoch = 0
 
     @contextmanager
     def view(self) -> Iterator[MemoryView]:
@@ -164,6 +165,10 @@ class MemoryChange(MemoryView):
 
     def set_position(self, group: str, tp: TopicPartition, position: Position | None) -> None:
         self._positions.append((group, tp, position))
+
+    def next_epoch(self) -> int:
+        self._store.last_epoch += 1
+        return self._store.last_epoch
 
     def set_epoch(self, transactional_id: str, epoch: int) -> None:
         self._epochs[transactional_id] = epoch

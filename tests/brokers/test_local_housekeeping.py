@@ -15,12 +15,13 @@ from broker_support import Log, Member, read_all, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentic.brokers.base import Position, TopicPartition, TopicSpec
+from agentic.brokers.base import Position, Producer, TopicPartition, TopicSpec
 from agentic.brokers.embedded.store import Rows
 from agentic.brokers.local import housekeeping
 from agentic.brokers.local.environment import Environment
 from agentic.brokers.local.housekeeping import Housekeeper
 from agentic.brokers.local.store import LocalStore
+from agentic.errors import Fenced
 
 TP = TopicPartition("t", 0)
 TOMBSTONE_MS = 1_000
@@ -322,3 +323,27 @@ async def test_a_position_that_retention_has_passed_goes_on_at_the_start_with_a_
         assert str(tp) in warning and "offset 1 " in warning and "2 to 3" in warning
         assert (await read_all(broker, topic))[0][0][0] == 2
         await member.consumer.close()
+
+
+async def test_a_producer_whose_id_was_forgotten_goes_on_unless_another_took_it(local_log: Log) -> None:
+    async with local_log.open() as broker:
+        topic = await local_log.topic(broker)
+        consumer = broker.consumer("group", [topic])
+
+        def forget() -> None:
+            with broker._store.change() as change:
+                change.forget_epochs(2**62)
+
+        async def commit(producer: Producer, value: bytes) -> None:
+            producer.send(topic, None, value, 1)
+            await producer.commit_transaction({}, consumer)
+
+        first = broker.producer(transactional_id="id")
+        forget()
+        await commit(first, b"1")
+        forget()
+        second = broker.producer(transactional_id="id")
+        with pytest.raises(Fenced):
+            await commit(first, b"2")
+        await commit(second, b"3")
+        assert [row[3] for row in (await read_all(broker, topic))[0]] == [b"1", b"3"]

@@ -188,7 +188,7 @@ class TransactionalProducer(EmbeddedProducer):
         super().__init__(store)
         self._id = transactional_id
         with store.change() as change:
-            self._epoch = change.epoch(transactional_id) + 1
+            self._epoch = change.next_epoch()
             change.set_epoch(transactional_id, self._epoch)
 
     def _schedule(self) -> None:
@@ -203,7 +203,8 @@ class TransactionalProducer(EmbeddedProducer):
             self._check_epoch(view.epoch(self._id))
 
     def _check_epoch(self, latest: int) -> None:
-        if latest != self._epoch:
+        # 0: the store forgot an id that was not used for long. Nobody else took it, or there were an epoch.
+        if latest not in (self._epoch, 0):
             self._drop()
             raise Fenced(
                 f"{self._store.name}: another producer has the transactional id {self._id!r} now;"
@@ -222,7 +223,10 @@ class TransactionalProducer(EmbeddedProducer):
         assert isinstance(consumer, EmbeddedConsumer), "positions are committed where the records are"
         try:
             with self._store.change(size) as change:
-                self._check_epoch(change.epoch(self._id))
+                latest = change.epoch(self._id)
+                self._check_epoch(latest)
+                if not latest:
+                    change.set_epoch(self._id, self._epoch)
                 if positions:
                     consumer.record(change, positions)
                 for tp, part in rows.items():

@@ -51,7 +51,7 @@ class View(Protocol):
     def groups(self) -> list[str]: ...
 
     def epoch(self, transactional_id: str) -> int:
-        """The epoch of the latest producer with this id; 0 without any."""
+        """The epoch of the latest producer with this id; 0 without any, or when it was forgotten."""
 
 
 class Change(View, Protocol):
@@ -69,6 +69,9 @@ class Change(View, Protocol):
     def save(self, group: str, membership: Membership) -> None: ...
 
     def set_position(self, group: str, tp: TopicPartition, position: Position | None) -> None: ...
+
+    def next_epoch(self) -> int:
+        """A number greater than any that this gave before, of all processes."""
 
     def set_epoch(self, transactional_id: str, epoch: int) -> None: ...
 

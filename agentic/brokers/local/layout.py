@@ -41,6 +41,8 @@ DATABASES = (b"meta", b"topics", b"partitions", b"log", b"groups", b"positions",
 
 FORMAT_KEY = b"format"
 TOPIC_IDS_KEY = b"topic_ids"
+#: The last epoch of any producer. Epochs of one id may be forgotten, and must not come again.
+EPOCHS_KEY = b"epochs"
 #: Raised with each topic that comes or goes: who knows topics by heart looks at it first.
 TOPICS_VERSION_KEY = b"topics_version"
 HOUSEKEEPER_KEY = b"housekeeper"

@@ -395,6 +395,9 @@ class LocalChange(LocalView):
         else:
             self._put(b"positions", key, _encode(position))
 
+    def next_epoch(self) -> int:
+        return self._count(layout.EPOCHS_KEY)
+
     def set_epoch(self, transactional_id: str, epoch: int) -> None:
         row = EpochRow(epoch, int(time.time() * 1000))
         self._put(b"epochs", self._id_key(transactional_id), _encode(row))
