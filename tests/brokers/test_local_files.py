@@ -17,7 +17,8 @@ from broker_support import Log, read_all
 
 from agentic.brokers.base import TopicPartition, TopicSpec
 from agentic.brokers.local import LocalBroker, layout
-from agentic.errors import BrokerError, ConfigurationError, StorageCorrupt
+from agentic.brokers.local.environment import Environment
+from agentic.errors import BrokerError, ConfigurationError, RecordTooLarge, StorageCorrupt
 
 
 def refusal(directory: Path, kind: type[BrokerError]) -> str:
@@ -91,6 +92,44 @@ def test_an_unknown_option_is_refused_by_name() -> None:
         LocalBroker("local://x", {"linger_ms": 5})
 
 
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("sync=maybe", "sync 'maybe'"),
+        ("record_limit=few", "record_limit 'few'"),
+        ("record_limit=0", "0"),
+        ("x=1", "'x'"),
+    ],
+)
+def test_an_option_in_the_url_that_can_t_be_is_refused(query: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        LocalBroker(f"local://x?{query}")
+
+
+async def test_options_stand_in_the_url(tmp_path: Path) -> None:
+    broker = LocalBroker(f"local://{tmp_path / 'log'}?sync=true&record_limit=10")
+    await broker.open(1)
+    assert broker._store.environment.lmdb.flags()["sync"] is True
+    await broker.create_topics([TopicSpec("t")])
+    producer = broker.producer()
+    with pytest.raises(RecordTooLarge, match="at most 10"):
+        producer.send("t", None, bytes(11), 1)
+    producer.send("t", None, bytes(10), 1)
+    await producer.flush()
+    await broker.close()
+    assert (tmp_path / "log" / "data.mdb").exists()
+
+
+async def test_who_asks_for_synced_writes_does_not_get_others_unsynced_ones(tmp_path: Path) -> None:
+    first, second = (LocalBroker(f"local://{tmp_path / 'log'}{query}") for query in ("", "?sync=true"))
+    await first.open(1)
+    with pytest.raises(BrokerError, match="without sync"):
+        await second.open(1)
+    await first.close()
+    await second.open(1)
+    await second.close()
+
+
 def test_a_missing_directory_is_made_with_its_parents(tmp_path: Path) -> None:
     async def scenario() -> None:
         broker = LocalBroker(f"local://{tmp_path / 'a' / 'b'}")
@@ -143,6 +182,28 @@ def test_a_truncated_file_is_refused_before_a_page_of_it_is_read(filled: Path, p
     os.truncate(file, int(file.stat().st_size * part))
     message = refusal(filled, StorageCorrupt)
     assert "truncated" in message and "backup" in message
+
+
+@pytest.mark.parametrize("writes_after", [0, 1])
+def test_a_file_that_lacks_only_pages_never_written_is_right(filled: Path, writes_after: int) -> None:
+    environment = Environment.acquire(filled)
+    file = filled / "data.mdb"
+    for size in range(1, 50):
+        with environment.write() as txn:
+            txn.put(b"taken and given back", bytes(size * 100_000), db=environment.db[b"meta"])
+            txn.delete(b"taken and given back", db=environment.db[b"meta"])
+        counted = (environment.lmdb.info()["last_pgno"] + 1) * environment.lmdb.stat()["psize"]
+        if file.stat().st_size < counted:
+            break
+    else:
+        pytest.fail("the file was never shorter than counted")
+    for _ in range(writes_after):
+        with environment.write():
+            assert file.stat().st_size == counted
+    environment.release()
+    environment = Environment.acquire(filled)
+    assert file.stat().st_size == counted
+    environment.release()
 
 
 def test_a_record_whose_bytes_changed_is_an_error_that_names_its_place(filled: Path) -> None:

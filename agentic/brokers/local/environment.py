@@ -2,8 +2,11 @@
 
 Durability: a write is in the file (the kernel's page cache) when its transaction commits, so
 a process that is killed loses nothing of it. A thread has the file synced about every
-`SYNC_EVERY` seconds while there is something to sync, so a machine that loses power loses
-about that much at most, and on a file system that keeps the order of writes nothing earlier.
+`SYNC_EVERY` seconds while there is something to sync: a machine that loses power loses about
+that much, if its file system writes pages in the order in which they changed. Where it does
+not, the file may be damaged by it, as LMDB's manual says of MDB_NOSYNC. With ``sync`` each
+commit waits for the disk: then a power cut takes nothing that was acknowledged, and no order
+is relied on, for some tenths of a millisecond to some milliseconds a write.
 
 The map, LMDB's address space, is reserved large and sparse; before a write that could pass its
 end it is made larger, and other processes follow when they meet the larger file.
@@ -52,11 +55,12 @@ PROBE = 1 << 20
 class Environment:
     """An open environment. Got by `acquire`, given back by `release`."""
 
-    def __init__(self, directory: Path, map_size: int | None) -> None:
+    def __init__(self, directory: Path, map_size: int | None, sync: bool) -> None:
         self.directory = directory
         self.file = directory / DATA_FILE
         self._users = 0
         self._map_size = map_size
+        self._sync = sync
         with self._errors("be opened"):
             self.lmdb = self._open()
         try:
@@ -82,7 +86,7 @@ class Environment:
                 return lmdb.open(
                     str(self.directory),
                     map_size=size,
-                    sync=False,
+                    sync=self._sync,
                     max_dbs=len(DATABASES),
                     max_readers=MAX_READERS,
                     max_spare_txns=4,
@@ -133,13 +137,31 @@ class Environment:
         return {name: self.lmdb.open_db(name, create=False) for name in DATABASES}
 
     def _check_length(self) -> None:
-        """A file shorter than its tree would end the process by a signal when it is read."""
-        length = self.file.stat().st_size
-        needed = (self.lmdb.info()["last_pgno"] + 1) * self._page
-        if length < needed:
-            raise StorageCorrupt(
-                f"{self.file}: truncated, {length} bytes of {needed}; restore it from a backup, or move it away"
-            )
+        """A file shorter than its tree would end the process by a signal when it is read.
+
+        Shorter than LMDB counts it is no proof: pages that a transaction took at the end and gave
+        back again are never written. So what is missing is looked for, with the writers kept out.
+        """
+        if self._missing() == 0:
+            return
+        with self.lmdb.begin(write=True):
+            missing = self._missing()
+            if missing and _is_damaged(self.file):
+                raise StorageCorrupt(
+                    f"{self.file}: truncated, {missing} bytes are missing; restore it from a backup, or move it away"
+                )
+            self._lengthen()
+
+    def _missing(self) -> int:
+        """Bytes by which the file is shorter than LMDB counts it."""
+        # In this order: a file only grows, and its pages are written before they are counted.
+        counted = int((self.lmdb.info()["last_pgno"] + 1) * self._page)
+        return max(0, counted - os.stat(self.file).st_size)
+
+    def _lengthen(self) -> None:
+        """Make the file as long as LMDB counts it, so that the next to open it need not wonder. For writers alone."""
+        if missing := self._missing():
+            os.truncate(self.file, os.stat(self.file).st_size + missing)
 
     @contextmanager
     def read(self) -> Iterator[Any]:
@@ -166,7 +188,8 @@ class Environment:
             txn = self._begin(2 * size + ROOM)
             with txn:
                 yield txn
-        self._dirty.set()
+        if not self._sync:
+            self._dirty.set()
 
     def _begin(self, room: int) -> Any:
         while True:
@@ -178,6 +201,11 @@ class Environment:
             info = self.lmdb.info()
             used = (info["last_pgno"] + 1) * self._page
             if info["map_size"] - used >= room:
+                try:
+                    self._lengthen()
+                except OSError:
+                    txn.abort()
+                    raise
                 return txn
             txn.abort()
             try:
@@ -204,6 +232,10 @@ class Environment:
         except lmdb.MapFullError as error:
             raise StorageFull(
                 f"{self.file}: a write was larger than the map has room for; nothing was written: send in smaller parts"
+            ) from error
+        except OSError as error:
+            raise BrokerError(
+                f"{self.file}: can't {what} ({error.strerror}); check its owner, mode and disk"
             ) from error
         except lmdb.Error as error:
             if isinstance(error, lmdb.DiskError) or _says(error, _FULL) or (_says(error, _SHORT) and self._is_full()):
@@ -264,20 +296,37 @@ class Environment:
                 self._close()
 
     @classmethod
-    def acquire(cls, directory: Path, map_size: int | None = None) -> Environment:
+    def acquire(cls, directory: Path, map_size: int | None = None, sync: bool = False) -> Environment:
         """Open the environment of a directory, or share the one that this process has.
 
         Raises:
             StorageCorrupt: damaged, foreign, or of a newer format.
-            BrokerError: the directory can't be made, read or written.
+            BrokerError: the directory can't be made, read or written, or is open already without `sync`.
         """
         directory = Path(os.path.realpath(directory))
         with _lock:
             environment = _open.get((os.getpid(), directory))
             if environment is None:
-                environment = _open[(os.getpid(), directory)] = cls(directory, map_size)
+                environment = _open[(os.getpid(), directory)] = cls(directory, map_size, sync)
+            elif sync and not environment._sync:
+                raise BrokerError(
+                    f"{directory}: open in this process already, without sync; give all its brokers the same URL"
+                )
             environment._users += 1
             return environment
+
+
+def _is_damaged(file: Path) -> bool:
+    """Walk the whole file, without LMDB: is a page wrong, or missing that is in use?"""
+    try:
+        from lmdb.verify import VerifyError, verify
+    except ImportError:
+        # An older binding can't tell; damage will show as soon as it is met.
+        return False
+    try:
+        return bool(verify(str(file)))  # type: ignore[no-untyped-call]
+    except VerifyError:
+        return True
 
 
 def _says(error: lmdb.Error, codes: set[int]) -> bool:
