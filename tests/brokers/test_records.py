@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from broker_support import RECORD_LIMIT, Log, read_all
@@ -34,15 +35,35 @@ async def test_a_record_comes_back_as_it_was_sent(log: Log) -> None:
         await producer.close()
 
 
-async def test_a_timestamp_is_at_least_zero(embedded_log: Log) -> None:
+async def test_a_timestamp_has_63_bits(embedded_log: Log) -> None:
     async with embedded_log.open() as broker:
         topic = await embedded_log.topic(broker)
         producer = broker.producer()
-        producer.send(topic, None, b"v", 0)
-        with pytest.raises(BrokerError, match="-1"):
-            producer.send(topic, None, b"v", -1)
+        for timestamp in (0, 2**63 - 1):
+            producer.send(topic, None, b"v", timestamp)
+        for timestamp in (-1, 2**63):
+            with pytest.raises(BrokerError, match=str(timestamp)):
+                producer.send(topic, None, b"v", timestamp)
         await producer.flush()
-        assert [row[1] for row in (await read_all(broker, topic))[0]] == [0]
+        assert [row[1] for row in (await read_all(broker, topic))[0]] == [0, 2**63 - 1]
+        await producer.close()
+
+
+@pytest.mark.parametrize(
+    "record",
+    [{"key": "text"}, {"value": "text"}, {"value": 1}, {"headers": (("a", "text"),)}, {"headers": (("\ud800", b""),)}],
+    ids=["text key", "text value", "number", "text header", "header's name"],
+)
+async def test_what_is_not_bytes_is_refused_and_hinders_no_other(embedded_log: Log, record: dict[str, Any]) -> None:
+    async with embedded_log.open() as broker:
+        topic = await embedded_log.topic(broker)
+        producer = broker.producer()
+        producer.send(topic, None, b"before", 1)
+        with pytest.raises((TypeError, UnicodeEncodeError)):
+            producer.send(topic, **{"key": None, "value": b"v", "timestamp": 1, **record})
+        producer.send(topic, None, b"after", 1)
+        await producer.flush()
+        assert [row[3] for row in (await read_all(broker, topic))[0]] == [b"before", b"after"]
         await producer.close()
 
 
@@ -158,6 +179,18 @@ async def test_a_record_that_is_too_large_is_refused_by_name(log: Log) -> None:
         producer.send(topic, b"k", b"x" * (RECORD_LIMIT // 2), 1)
         await producer.flush()
         assert [len(row[3]) for row in (await read_all(broker, topic))[0]] == [RECORD_LIMIT // 2]
+        await producer.close()
+
+
+async def test_a_record_of_sixty_megabytes_is_taken_by_default(local_log: Log) -> None:
+    local_log.options = {}
+    async with local_log.open() as broker:
+        topic = await local_log.topic(broker)
+        producer = broker.producer()
+        producer.send(topic, b"k", b"x" * (60 << 20), 1)
+        producer.send(topic, b"k", b"small", 1)
+        await producer.flush()
+        assert [len(row[3]) for row in (await read_all(broker, topic))[0]] == [60 << 20, 5]
         await producer.close()
 
 

@@ -29,6 +29,8 @@ WRITE_AT = 1_000
 WRITE_AT_BYTES = 1 << 20
 #: Bytes that a record takes in memory and in the log beside its own, about.
 OVERHEAD = 40
+#: The greatest timestamp that a log keeps.
+LATEST = (1 << 63) - 1
 
 
 class EmbeddedProducer:
@@ -57,12 +59,11 @@ class EmbeddedProducer:
         headers: Headers | None = None,
         partition: int = -1,
     ) -> None:
-        size = (len(key) if key else 0) + (len(value) if value else 0)
-        if headers:
-            size += sum(len(name) + len(data) for name, data in headers)
-        if timestamp < 0:
+        size = self._measure(topic, key, value, headers)
+        if not 0 <= timestamp <= LATEST:
             raise BrokerError(
-                f"{self._store.name}: topic {topic!r}: timestamp {timestamp}: milliseconds since 1970, at least 0"
+                f"{self._store.name}: topic {topic!r}: timestamp {timestamp}:"
+                " must be milliseconds since 1970, at least 0, in 63 bits"
             )
         if size > self._store.record_limit:
             raise RecordTooLarge(
@@ -92,6 +93,21 @@ class EmbeddedProducer:
         self._size += size + OVERHEAD
         if self._timer is None:
             self._schedule()
+
+    def _measure(self, topic: str, key: bytes | None, value: bytes | None, headers: Headers | None) -> int:
+        """Return a record's bytes; what is written must be bytes, or it could not be read again."""
+        size = 0
+        for what, data in (("key", key), ("value", value)):
+            if data is not None:
+                if not isinstance(data, bytes):
+                    raise TypeError(f"topic {topic!r}: a record's {what} is a {type(data).__name__}, and must be bytes")
+                size += len(data)
+        if headers:
+            for name, data in headers:
+                if not isinstance(data, bytes):
+                    raise TypeError(f"topic {topic!r}: header {name!r} is a {type(data).__name__}, and must be bytes")
+                size += len(name.encode()) + len(data)
+        return size
 
     def _count(self, topic: str) -> int:
         if self._closed:
