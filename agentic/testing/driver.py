@@ -186,10 +186,17 @@ class TestDriver:
 
     def _settle(self) -> None:
         self._loop.settle()
-        if self._worker is not None and self._worker.failure is None:
+        while self._worker is not None and self._worker.failure is None:
+            before = self._handed_out()
             self._run_or_raise(self._worker.checkpoint())
             self._loop.settle()
+            # Under exactly_once it is the commit that shows one agent's outputs to the next.
+            if self._handed_out() == before:
+                break
         self._raise_failure()
+
+    def _handed_out(self) -> float:
+        return self.app.metrics.total("events_in")
 
     def _run_or_raise(self, coroutine: Coroutine[Any, Any, None]) -> None:
         try:

@@ -111,6 +111,27 @@ def test_effects_of_an_event_go_out_in_program_order(delivery: Any) -> None:
         assert [out.value for out in driver.outputs(sink)] == ["1 first", "1 second", "1 third"]
 
 
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_one_send_runs_a_whole_chain_of_agents_and_commits_it(delivery: Any) -> None:
+    app = App("chain", delivery=delivery)
+    first, second, third = (app.topic(name, value=int, partitions=1) for name in ("first", "second", "third"))
+
+    @app.agent(first, to=second)
+    async def add(stream: Stream[int]) -> AsyncIterator[int]:
+        async for n in stream:
+            yield n + 1
+
+    @app.agent(second, to=third)
+    async def double(stream: Stream[int]) -> AsyncIterator[int]:
+        async for n in stream:
+            yield n * 2
+
+    with TestDriver(app) as driver:
+        driver.send(first, 1)
+        driver.crash()
+        assert [out.value for out in driver.outputs(third)] == [4]
+
+
 def test_a_reply_says_otherwise() -> None:
     app = App("reply")
     source = app.topic("source", key=str, value=int)
