@@ -127,7 +127,8 @@ class Node:
                 )
             )
             cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-            self._java("kafka.tools.StorageTool", "format", "--standalone", "-t", cluster, "-c", str(self.config))
+            # One word, since an id may begin with a dash.
+            self._java("kafka.tools.StorageTool", "format", "--standalone", f"-t={cluster}", "-c", str(self.config))
         self.bootstrap = re.search(r"^listeners=PLAINTEXT://([\d.:]+)", self.config.read_text(), re.M)[1]
 
     def _java(self, *args):
