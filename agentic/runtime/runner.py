@@ -131,7 +131,7 @@ async def session(app: App) -> AsyncIterator[None]:
     Raises:
         BrokerUnavailable: not reached within the app's ``start_timeout``.
     """
-    broker = brokers.connect(app.settings.broker, app.settings.kafka)
+    broker = brokers.connect(app.settings.broker, app.settings.broker_options)
     await broker.open(app.settings.start_timeout.total_seconds())
     outlet = AppOutlet(broker.producer, app.metrics, wall_ms)
     app.home.outlet = outlet

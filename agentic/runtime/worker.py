@@ -60,7 +60,7 @@ class Worker(Part):
         super().__init__(self._note_failure)
         app.check()
         self.app = app
-        self.broker = broker or brokers.connect(app.settings.broker, app.settings.kafka)
+        self.broker = broker or brokers.connect(app.settings.broker, app.settings.broker_options)
         self.failure: BaseException | None = None
         self.stopping = asyncio.Event()
         self.assignment: Assignment | None = None

@@ -210,3 +210,9 @@ def test_completion_of_a_broken_app_is_silent(shell: Shell) -> None:
 def test_the_command_works_inside_another_click_program() -> None:
     with pytest.raises(click.UsageError):
         cli.main(["run"], standalone_mode=False)
+
+
+def test_kafkas_properties_do_not_hinder_the_embedded_log(own: Shell) -> None:
+    kafka = '{"linger.ms": 5}'
+    own.ok("-A", "app", "topics", "create", "--set", f"kafka={kafka}")
+    own.ok("-A", "app", "say-it", "hello", "--set", f"kafka={kafka}")
