@@ -79,6 +79,10 @@ class Assignment:
         self.progress = asyncio.Event()
         #: Set when there may be something to commit.
         self.dirty = asyncio.Event()
+        #: Set when the next checkpoint should not wait for its interval.
+        self.hurry = asyncio.Event()
+        #: Set by each checkpoint when it is over.
+        self.checkpointed = asyncio.Event()
         self.ever_assigned = asyncio.Event()
 
     # -- events -------------------------------------------------------------------------------

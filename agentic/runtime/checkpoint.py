@@ -50,7 +50,10 @@ class Checkpointer:
             if self._broken is not None:
                 # An output is missing, and the producer tells so once only: never commit past it.
                 raise self._broken
-            return await self._checkpoint(assignment)
+            try:
+                return await self._checkpoint(assignment)
+            finally:
+                assignment.checkpointed.set()
 
     async def _checkpoint(self, assignment: Assignment) -> bool:
         started = asyncio.get_running_loop().time()

@@ -24,6 +24,9 @@ log = logging.getLogger("agentic.worker")
 
 #: Effects that may wait while a checkpoint is under way; a checkpoint takes long when the broker is away.
 HELD_LIMIT = 10_000
+#: Records of an open transaction at which its checkpoint does not wait for the interval any more:
+#: a driver may have to keep them in memory until then.
+TRANSACTION_LIMIT = 50_000
 #: Seconds between two attempts to reach a broker that is away; the driver's own back-off comes on top.
 AGAIN = 1.0
 
@@ -99,6 +102,11 @@ class Outbox:
         if self._away:
             self._away = False
             log.info("sends again")
+
+    @property
+    def full(self) -> bool:
+        """Has the open transaction grown so large that it should be committed now?"""
+        return self.transactional and self.producer.backlog >= TRANSACTION_LIMIT
 
     async def publish(self, positions: Mapping[TopicPartition, Position], consumer: Consumer) -> None:
         """Return when all that was sent before `hold` is safe, and the positions with it.

@@ -189,13 +189,21 @@ class CheckpointService(Part):
             while not self._ending:
                 self._busy = False
                 await self._assignment.dirty.wait()
-                await asyncio.sleep(self._interval)
+                await self._pause()
                 self._busy = True
                 await self._checkpoint()
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - a checkpoint that can't be made stops the worker
             self.fail(error)
+
+    async def _pause(self) -> None:
+        """Wait for the interval, or until somebody is in a hurry."""
+        try:
+            await asyncio.wait_for(self._assignment.hurry.wait(), self._interval)
+        except TimeoutError:
+            return
+        self._assignment.hurry.clear()
 
     async def end(self) -> None:
         """A checkpoint that is under way is not cut off: its commit may be on the wire."""
@@ -254,6 +262,10 @@ class IntakeService(Part):
             if batches:
                 assignment.add(batches)
                 await outbox.ready()
+                while outbox.full:
+                    assignment.hurry.set()
+                    assignment.checkpointed.clear()
+                    await assignment.checkpointed.wait()
             # One turn of the loop: the agents work off what they were given.
             await asyncio.sleep(0)
             if self._paused:

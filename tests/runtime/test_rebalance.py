@@ -125,6 +125,23 @@ def test_under_exactly_once_what_was_lost_leaves_no_trace() -> None:
     asyncio.run(scenario())
 
 
+def test_a_large_transaction_is_committed_before_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentic.runtime.outbox.TRANSACTION_LIMIT", 10)
+
+    async def scenario() -> None:
+        broker = MemoryBroker()
+        worker = Worker(passing(delivery="exactly_once"), broker=broker, transactional_id="only")
+        await worker.start()
+        await append(broker, range(100))
+        # Without anyone asking: the interval is an hour.
+        await until(lambda: worker.app.metrics.total("commits") > 0)
+        await worker.used_up()
+        await worker.stop()
+        assert await outputs(broker) == Counter(range(100))
+
+    asyncio.run(scenario())
+
+
 def test_used_up_means_internal_topics_too() -> None:
     async def scenario() -> None:
         broker = MemoryBroker()
