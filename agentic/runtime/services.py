@@ -262,12 +262,12 @@ class IntakeService(Part):
             if batches:
                 assignment.add(batches)
                 await outbox.ready()
-                while outbox.full:
-                    assignment.hurry.set()
-                    assignment.checkpointed.clear()
-                    await assignment.checkpointed.wait()
             # One turn of the loop: the agents work off what they were given.
             await asyncio.sleep(0)
+            while outbox.full:
+                assignment.hurry.set()
+                assignment.checkpointed.clear()
+                await assignment.checkpointed.wait()
             if self._paused:
                 self._resume()
             if assignment.backlog >= limit:
