@@ -87,7 +87,8 @@ class LocalStore:
         loop = asyncio.get_running_loop()
         if self._ticker is None or self._ticker_loop is not loop:
             self._ticker_loop = loop
-            self._tick()
+            # Not now: who waits has looked already, and what was written since must still be news.
+            self._ticker = loop.call_later(LOOK_HOT, self._tick)
         await self.records.wait(timeout)
 
     def _tick(self) -> None:
