@@ -14,7 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from agentic.agent import Agent
 from agentic.core.times import seconds
@@ -22,9 +22,6 @@ from agentic.errors import AgenticError, CodecError
 from agentic.runtime.outbox import Outbox
 from agentic.stream import SAME, Event, HeadersLike, Reply, Stream, current_outlet
 from agentic.topic import Outgoing, Topic
-
-if TYPE_CHECKING:
-    from agentic.runtime.task import Task
 
 T = TypeVar("T")
 
@@ -38,7 +35,7 @@ class Slot(Stream[T]):
 
     Args:
         agent: whose function runs.
-        task: told when the inbox has run empty.
+        drained: called when the inbox has run empty.
         outbox: takes the effects.
 
     Attributes:
@@ -49,11 +46,11 @@ class Slot(Stream[T]):
 
     __slots__ = (
         "_also",
+        "_drained",
         "_effects",
         "_event",
         "_inbox",
         "_outbox",
-        "_task",
         "_waiter",
         "agent",
         "closing",
@@ -61,12 +58,12 @@ class Slot(Stream[T]):
         "sent",
     )
 
-    def __init__(self, agent: Agent, task: Task, outbox: Outbox) -> None:
+    def __init__(self, agent: Agent, drained: Callable[[Slot[Any]], None], outbox: Outbox) -> None:
         self.agent = agent
         self.closing = False
         self.handed = 0
         self.sent = 0
-        self._task = task
+        self._drained = drained
         self._outbox = outbox
         self._inbox: deque[Event] = deque()
         self._event: Event | None = None
@@ -246,7 +243,7 @@ class Slot(Stream[T]):
                 return None
             self._waiter = loop.create_future()
             alarm = None if deadline is None else loop.call_at(deadline, self._wake)
-            self._task.drained(self)
+            self._drained(self)
             try:
                 await self._waiter
             finally:
@@ -261,8 +258,10 @@ class FilteringSlot(Slot[T]):
 
     __slots__ = ("_dropped", "_predicates")
 
-    def __init__(self, agent: Agent, task: Task, outbox: Outbox, dropped: Callable[[], None]) -> None:
-        super().__init__(agent, task, outbox)
+    def __init__(
+        self, agent: Agent, drained: Callable[[Slot[Any]], None], outbox: Outbox, dropped: Callable[[], None]
+    ) -> None:
+        super().__init__(agent, drained, outbox)
         self._dropped = dropped
         self._predicates = {source.topic.name: source.predicates for source in agent.sources}
 

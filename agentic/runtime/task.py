@@ -57,9 +57,9 @@ class Task:
         self._closing = False
         dropped = metrics.counter("dropped", reason="filtered").add
         self.slots: list[Slot[Any]] = [
-            FilteringSlot(agent, self, outbox, dropped)
+            FilteringSlot(agent, self.drained, outbox, dropped)
             if any(source.predicates for source in agent.sources)
-            else Slot(agent, self, outbox)
+            else Slot(agent, self.drained, outbox)
             for agent in agents
         ]
         self._readers: dict[str, list[Slot[Any]]] = {}
