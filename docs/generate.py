@@ -105,7 +105,7 @@ def _value(value: object) -> str:
 
 def cli_page() -> str:
     """Return cli.md."""
-    root = click.Context(cli, info_name="agentic", terminal_width=WIDTH)
+    root = click.Context(cli, info_name="agentic", terminal_width=WIDTH, **cli.context_settings)
     sections = [_section(root, 2)]
     for name in COMMANDS:
         command: click.Command = getattr(import_module(f"agentic.cli.{name}"), name)
