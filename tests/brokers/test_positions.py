@@ -131,16 +131,23 @@ async def test_an_unknown_group_is_empty(log: Log) -> None:
         assert group not in await broker.groups()
 
 
-@pytest.mark.parametrize("committed", [-1, 11], ids=["before", "beyond"])
-async def test_a_position_that_is_not_in_the_log_is_replaced_or_refused(embedded_log: Log, committed: int) -> None:
+async def test_a_negative_position_is_refused(embedded_log: Log) -> None:
     async with embedded_log.open() as broker:
         tp = await filled(embedded_log, broker)
         group = embedded_log.name("g")
-        if committed < 0:
-            with pytest.raises(BrokerError, match="-1"):
-                await broker.set_positions(group, {tp: Position(committed)})
-            return
-        await broker.set_positions(group, {tp: Position(committed)})
+        with pytest.raises(BrokerError, match="-1"):
+            await broker.set_positions(group, {tp: Position(-1)})
+        assert (await broker.describe_group(group)).positions == {}
+
+
+async def test_a_position_beyond_the_end_is_replaced_by_the_reset(
+    embedded_log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with embedded_log.open() as broker:
+        tp = await filled(embedded_log, broker)
+        group = embedded_log.name("g")
+        await broker.set_positions(group, {tp: Position(11)})
         member = await Member(broker, group, [tp.topic]).start()
         await until(lambda: member.count == 10, member)
+        assert f"{tp}: there is no offset 11 any more" in caplog.text
         await member.consumer.close()
