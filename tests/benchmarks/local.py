@@ -5,7 +5,7 @@
     local.py map [--events 400000]          events/s end to end of one worker process on local://
     local.py latency [--seconds 10]         2,000 events/s through a worker on local://: p50 and p99 in ms
     local.py scale [--broker URL]           a CPU-bound agent: events/s of two processes over those of one
-    local.py flat [--events 10000000]       resident memory of a worker after each million events
+    local.py flat [--events 10000000]       a worker's own resident memory after each million events
     local.py costs [--broker URL]           import time, time until a worker is ready, its idle memory
     local.py all
 
@@ -138,9 +138,10 @@ async def rate(broker: Broker, total: int) -> float:
 
 
 def rss(pid: int) -> float:
-    """Resident memory in MB."""
-    pages = int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+    """Resident memory of the process's own in MB: without pages of files, such as the log's, that can go at any time."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    (line,) = [line for line in status.splitlines() if line.startswith("RssAnon")]
+    return int(line.split()[1]) * 1024 / 1e6
 
 
 def appends(options: argparse.Namespace) -> dict[str, object]:
@@ -272,7 +273,7 @@ def flat(options: argparse.Namespace) -> dict[str, object]:
                 stop(process)
                 await broker.close()
 
-    return {"rss_mb_after_each_million": asyncio.run(measure())}
+    return {"own_mb_after_each_million": asyncio.run(measure())}
 
 
 def costs(options: argparse.Namespace) -> dict[str, object]:
@@ -290,7 +291,8 @@ def costs(options: argparse.Namespace) -> dict[str, object]:
             ready(process)
             took.append(time.monotonic() - started)
             time.sleep(2)
-            idle.append(rss(process.pid))
+            pages = int(pathlib.Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+            idle.append(pages * os.sysconf("SC_PAGE_SIZE") / 1e6)
             stop(process)
     return {
         "import_s": round(statistics.median(imports), 3),
