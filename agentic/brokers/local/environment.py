@@ -318,11 +318,9 @@ class Environment:
 
 def _is_damaged(file: Path) -> bool:
     """Walk the whole file, without LMDB: is a page wrong, or missing that is in use?"""
-    try:
-        from lmdb.verify import VerifyError, verify
-    except ImportError:
-        # An older binding can't tell; damage will show as soon as it is met.
-        return False
+    # Seldom needed, and not cheap to import.
+    from lmdb.verify import VerifyError, verify
+
     try:
         return bool(verify(str(file)))  # type: ignore[no-untyped-call]
     except VerifyError:
