@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from agentic import brokers
 from agentic.app import App
 from agentic.errors import AgenticError
+from agentic.runtime import topics
 from agentic.runtime.logging import setup
 from agentic.runtime.outbox import AppOutlet, wall_ms
 from agentic.runtime.worker import Reporter, Worker
@@ -128,14 +129,17 @@ def _handle_signals(worker: Worker) -> None:
 async def session(app: App) -> AsyncIterator[None]:
     """Let `Topic.send` work without a worker: for commands and scripts.
 
+    Missing topics are made as at a worker's start; one that may not be made is told when it is sent to.
+
     Raises:
         BrokerUnavailable: not reached within the app's ``start_timeout``.
     """
     broker = brokers.connect(app.settings.broker, app.settings.broker_options)
     await broker.open(app.settings.start_timeout.total_seconds())
     outlet = AppOutlet(broker.producer, app.metrics, wall_ms)
-    app.home.outlet = outlet
     try:
+        await topics.make(app, broker)
+        app.home.outlet = outlet
         yield
     finally:
         app.home.outlet = None

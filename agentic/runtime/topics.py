@@ -20,37 +20,41 @@ def needed(app: App) -> dict[str, TopicSpec]:
     return specs
 
 
+async def make(app: App, broker: Broker) -> dict[str, int]:
+    """Make those missing topics of the app that may be made; return all topics with their number of partitions."""
+    specs = needed(app)
+    internal = {topic.name for topic in app.topics.values() if topic.internal}
+    wanted = app.settings.create_topics
+    may_create = broker.creates_topics if wanted is None else wanted
+    existing = await broker.topics()
+    missing = [spec for name, spec in specs.items() if name not in existing and (may_create or name in internal)]
+    if not missing:
+        return existing
+    try:
+        await broker.create_topics(missing)
+    except TopicExists:
+        # Another worker that starts at this moment was first, and makes the same: look again.
+        existing = await broker.topics()
+        if any(spec.name not in existing for spec in missing):
+            raise
+        return existing
+    log.info("made topics %s", ", ".join(spec.name for spec in missing))
+    return {**existing, **{spec.name: spec.partitions for spec in missing}}
+
+
 async def ensure(app: App, broker: Broker) -> dict[str, int]:
     """Make the missing topics that may be made; return all of the app's with their number of partitions.
 
     Raises:
         UnknownTopic: others are missing; names them and the command that makes them.
     """
+    existing = await make(app, broker)
     specs = needed(app)
-    for attempt in range(2):
-        existing = await broker.topics()
-        missing = [spec for name, spec in specs.items() if name not in existing]
-        wanted = app.settings.create_topics
-        may_create = broker.creates_topics if wanted is None else wanted
-        internal = {topic.name for topic in app.topics.values() if topic.internal}
-        refused = [spec.name for spec in missing if not may_create and spec.name not in internal]
-        if refused:
-            raise UnknownTopic(
-                f"{broker.url} has no topic {', '.join(map(repr, refused))}; "
-                "make them with 'agentic topics create', or set create_topics=True"
-            )
-        if not missing:
-            break
-        try:
-            await broker.create_topics(missing)
-        except TopicExists:
-            # Another worker that starts at this moment was first: look again, once.
-            if attempt:
-                raise
-            continue
-        log.info("made topics %s", ", ".join(spec.name for spec in missing))
-        existing = {**existing, **{spec.name: spec.partitions for spec in missing}}
-        break
+    if missing := [name for name in specs if name not in existing]:
+        raise UnknownTopic(
+            f"{broker.url} has no topic {', '.join(map(repr, missing))}; "
+            "make them with 'agentic topics create', or set create_topics=True"
+        )
     for name, spec in specs.items():
         declared = app.topics[name].partitions if name in app.topics else None
         if declared is not None and existing[name] != spec.partitions:

@@ -115,6 +115,9 @@ class TransactionalProducer(KafkaProducer):
             try:
                 call(*args, CALL)
                 return
+            except RuntimeError as problem:
+                # The client was replaced or closed meanwhile; whoever did that settles what is open.
+                raise BrokerUnavailable(f"{self._about}: {name}: {problem}") from problem
             except KafkaException as problem:
                 error = cause(problem)
                 if error.fatal() or error.code() in FENCED:
@@ -239,6 +242,9 @@ class TransactionalProducer(KafkaProducer):
                 self._open = False  # the broker undoes it when transaction.timeout.ms is over
         if self._worker is not None:
             self._worker.cancel()
+        if self._connecting is not None:
+            # One that is under way fails with the client that it connects; nobody waits for it any more.
+            self._connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
         if not self._closed:
             self._closed = True
             with suppress(TimeoutError):
