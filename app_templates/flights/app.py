@@ -37,10 +37,13 @@ class Late(msgspec.Struct, frozen=True):
     minutes: int
 
 
+#: On Kafka a topic keeps its records for a week by their timestamps: flights of 2013 would be gone at once.
+KEEP = {"retention.ms": "-1"}
+
 app = App("PROJECT", delivery="exactly_once")
-departures = app.topic("departures", key=str, value=Flight)
-late = app.topic("late", key=str, value=Late)
-alerts = app.topic("alerts", key=str, value=str)
+departures = app.topic("departures", key=str, value=Flight, config=KEEP)
+late = app.topic("late", key=str, value=Late, config=KEEP)
+alerts = app.topic("alerts", key=str, value=str, config=KEEP)
 
 airlines: dict[str, str] = {}
 
