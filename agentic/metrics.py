@@ -7,7 +7,7 @@ a batch; a reader (the worker's summary line, an exporter, a test) takes a snaps
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import ClassVar, TypeVar
 
 #: A latency keeps its last so many observations: enough for a steady 99th percentile, 8 KiB.
@@ -92,7 +92,7 @@ class Metrics:
     ========================  =======  ==================================================
     name                      kind     what, and its labels
     ========================  =======  ==================================================
-    ``events_in``             counter  events handed to agents (topic, partition)
+    ``events_in``             counter  events taken from the broker (topic, partition)
     ``events_done``           counter  events completed (agent)
     ``events_out``            counter  records sent (agent, empty outside of agents)
     ``dropped``               counter  events given up by rule (reason)
@@ -106,6 +106,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self._metrics: dict[tuple[str, Labels], Metric] = {}
+        #: Called before each reading, so that the running worker brings its numbers up to date.
+        self.collector: Callable[[], None] | None = None
 
     def counter(self, name: str, **labels: object) -> Counter:
         """Return the counter of this name and these labels, the same object each time."""
@@ -142,4 +144,6 @@ class Metrics:
         )
 
     def __iter__(self) -> Iterator[Metric]:
+        if self.collector is not None:
+            self.collector()
         return iter(list(self._metrics.values()))

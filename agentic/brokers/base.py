@@ -316,8 +316,15 @@ class Broker(Protocol):
     async def delete_topics(self, names: Iterable[str]) -> None:
         """Raises `UnknownTopic`; deletes none then."""
 
-    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where each partition ends for a reader of committed records."""
+    async def end_offsets(
+        self, partitions: Iterable[TopicPartition], *, with_open: bool = False
+    ) -> dict[TopicPartition, int]:
+        """Where each partition ends for a reader of committed records.
+
+        Args:
+            with_open: where it ends when each transaction that is open, or whose commit is not
+                visible everywhere yet, is counted in: what will be known to have been there.
+        """
 
     async def groups(self) -> list[str]: ...
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from agentic.agent import Agent
 from agentic.brokers.base import Batch, Consumer, Position, TopicPartition
-from agentic.errors import BrokerUnavailable
+from agentic.errors import BrokerUnavailable, NotOwner
 from agentic.metrics import Metrics
 from agentic.runtime.outbox import AGAIN, Outbox
 from agentic.runtime.partition import SourcePartition
@@ -100,6 +100,16 @@ class Assignment:
             task.feed()
         if touched:
             self.dirty.set()
+
+    def report(self) -> None:
+        """Bring the metrics up to date."""
+        for tp, source in self.sources.items():
+            base = source.ledger.base
+            lag = None if source.heard_end is None or base is None else max(0, source.heard_end - base)
+            self._metrics.gauge("lag", topic=tp.topic, partition=tp.partition).set(lag)
+        self._metrics.gauge("in_flight").set(self.backlog)
+        for task in self.tasks.values():
+            task.count()
 
     @property
     def backlog(self) -> int:
@@ -230,9 +240,17 @@ class Assignment:
 
         The sources come after the seek: until then what the consumer hands over is of no use, and dropped.
         """
-        starts = {tp: begun[tp] if position is None else position.offset for tp, position in positions.items()}
-        await self._consumer.seek({tp: offset for tp, offset in starts.items() if offset is not None})
-        self._take(positions)
+        ours: dict[TopicPartition, Position | None] = {}
+        for tp, position in positions.items():
+            start = begun[tp] if position is None else position.offset
+            try:
+                if start is not None:
+                    await self._consumer.seek({tp: start})
+                ours[tp] = position
+            except NotOwner as error:
+                # Lost meanwhile: the listener's call for it waits until we are done here.
+                log.info("not taken up again: %s", error)
+        self._take(ours)
 
     async def close(self, timeout: float) -> None:
         """End all agents, letting what is under way finish within `timeout` seconds; nothing is committed here."""

@@ -97,7 +97,6 @@ class Checkpointer:
             assignment.dirty.set()
         self._metrics.latency("commit_seconds").observe(asyncio.get_running_loop().time() - started)
         self._metrics.counter("commits").add()
-        self._report_lag(assignment)
         return True
 
     def _undone(self, error: BrokerError) -> bool:
@@ -110,12 +109,3 @@ class Checkpointer:
         if not self._away:
             self._away = True
             log.warning("not committed, tried again until it succeeds: %s", error)
-
-    def _report_lag(self, assignment: Assignment) -> None:
-        for tp, source in assignment.sources.items():
-            base = source.ledger.base
-            lag = None if source.end is None or base is None else max(0, source.end - base)
-            self._metrics.gauge("lag", topic=tp.topic, partition=tp.partition).set(lag)
-        self._metrics.gauge("in_flight").set(assignment.backlog)
-        for task in assignment.tasks.values():
-            task.count()

@@ -36,7 +36,8 @@ class SourcePartition:
         buffer: decoded events that no agent has yet, in offset order.
         ledger: which offsets are unfinished.
         retire: the ledger's, for the hot path.
-        end: the partition's end offset as last heard, None when unknown.
+        end: the partition's end offset, None while it is not known to be current.
+        heard_end: the end offset as last heard, for the lag.
         first: the first offset that was delivered, None before.
         poison: set when a record stops the worker, once all before it is done.
     """
@@ -60,6 +61,7 @@ class SourcePartition:
         self.retire: Callable[[int], bool] = self.ledger.retire
         self.buffer: deque[Event] = deque()
         self.end: int | None = None
+        self.heard_end: int | None = None
         self.first: int | None = None
         self.poison: DecodeFailed | None = None
         self._settings = settings
@@ -80,6 +82,8 @@ class SourcePartition:
         if self.poison is not None:
             return
         self.end = batch.end
+        if batch.end is not None:
+            self.heard_end = batch.end
         offsets = batch.offsets
         if self.first is None:
             self.first = offsets[0] if offsets else batch.position

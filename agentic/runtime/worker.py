@@ -106,6 +106,7 @@ class Worker(Part):
             checkpoint=self._checkpoint_only,
             fail=self.fail,
         )
+        app.metrics.collector = self.assignment.report
         interval, timeout = settings.commit_interval.total_seconds(), settings.stop_timeout.total_seconds()
         await self.add_runtime_dependency(
             IntakeService(consumer, self.assignment, self._checkpointer, outbox, settings, self.fail)
@@ -126,6 +127,9 @@ class Worker(Part):
 
     async def on_shutdown(self) -> None:
         """All parts have stopped."""
+        if self.assignment is not None:
+            self.assignment.report()
+        self.app.metrics.collector = None
         if self._slotfile is not None:
             self._slotfile.close()
             self._slotfile = None
@@ -177,7 +181,8 @@ class Worker(Part):
         await self.checkpoint()
         if not worked_off() or not await self._all_owned(assignment):
             return False
-        ends = await self.broker.end_offsets(assignment.sources)
+        # A commit of ours to a topic that we read ourselves may not be visible yet; it is input all the same.
+        ends = await self.broker.end_offsets(list(assignment.sources), with_open=True)
         return worked_off() and all(
             (source.ledger.position or 0) >= ends[tp] for tp, source in assignment.sources.items()
         )

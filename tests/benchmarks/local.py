@@ -104,7 +104,9 @@ async def opened(url: str, partitions: int = PARTITIONS) -> Broker:
         await broker.delete_topics(old)
         while set(old) & set(await broker.topics()):
             await asyncio.sleep(0.1)
-    await broker.create_topics([TopicSpec("bench-in", partitions), TopicSpec("bench-out", partitions)])
+    # The records carry old timestamps, which a retention of a week would take for long expired.
+    keep = {"retention.ms": "-1"}
+    await broker.create_topics([TopicSpec(name, partitions, config=keep) for name in ("bench-in", "bench-out")])
     return broker
 
 

@@ -138,7 +138,11 @@ class Fleet:
         broker = brokers.connect(self.url)
         await broker.open(30)
         try:
-            await broker.create_topics([TopicSpec(f"{self.topic}-{end}", PARTITIONS) for end in ("in", "out")])
+            # The records carry old timestamps, which a retention of a week would take for long expired.
+            keep = {"retention.ms": "-1"}
+            await broker.create_topics(
+                [TopicSpec(f"{self.topic}-{end}", PARTITIONS, config=keep) for end in ("in", "out")]
+            )
             reader = broker.reader({TopicPartition(f"{self.topic}-out", n): 0 for n in range(PARTITIONS)})
             for slot in range(len(self._slots)):
                 self.start(slot)

@@ -111,7 +111,9 @@ class EmbeddedBroker:
             for name in names:
                 change.delete(name)
 
-    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    async def end_offsets(
+        self, partitions: Iterable[TopicPartition], *, with_open: bool = False
+    ) -> dict[TopicPartition, int]:
         with self._store.view() as view:
             return {tp: view.bounds(tp)[1] for tp in partitions}
 

@@ -78,22 +78,28 @@ class Admin:
             raise unknown_topic(name)
         return [TopicPartition(name, partition) for partition in sorted(topic.partitions)]
 
-    async def offsets(self, tps: Iterable[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
-        """Return offsets as a reader of committed records sees them."""
+    async def offsets(
+        self,
+        tps: Iterable[TopicPartition],
+        spec: OffsetSpec,
+        level: IsolationLevel = IsolationLevel.READ_COMMITTED,
+    ) -> dict[TopicPartition, int]:
+        """Return offsets, by default as a reader of committed records sees them."""
         wanted = {ck.TopicPartition(tp.topic, tp.partition): spec for tp in tps}
         if not wanted:
             return {}
-        futures = self._client.list_offsets(
-            wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST
-        )
+        futures = self._client.list_offsets(wanted, isolation_level=level, request_timeout=REQUEST)
         answers = {}
         for partition, future in futures.items():
             tp = TopicPartition(partition.topic, partition.partition)
             answers[tp] = (await self._answer(future, f"offsets of {tp}")).offset
         return answers
 
-    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        return await self.offsets(partitions, LATEST)
+    async def end_offsets(
+        self, partitions: Iterable[TopicPartition], *, with_open: bool = False
+    ) -> dict[TopicPartition, int]:
+        level = IsolationLevel.READ_UNCOMMITTED if with_open else IsolationLevel.READ_COMMITTED
+        return await self.offsets(partitions, LATEST, level)
 
     async def create_topics(self, specs: Iterable[TopicSpec]) -> None:
         """Create all, or all those that can be, and return when each has its leaders."""

@@ -142,8 +142,10 @@ class KafkaBroker:
     async def delete_topics(self, names: Iterable[str]) -> None:
         await self._admin.delete_topics(names)
 
-    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        return await self._admin.end_offsets(partitions)
+    async def end_offsets(
+        self, partitions: Iterable[TopicPartition], *, with_open: bool = False
+    ) -> dict[TopicPartition, int]:
+        return await self._admin.end_offsets(partitions, with_open=with_open)
 
     async def groups(self) -> list[str]:
         return await self._admin.groups()

@@ -217,6 +217,10 @@ class TransactionalProducer(KafkaProducer):
             self._producer.poll(0)
         except (_Abort, _Dead):
             await self._renew()
+        except BrokerUnavailable:
+            # librdkafka would take nothing but this very call again; a new producer's init does the same.
+            await self._replace()
+            raise
         finally:
             self._closed_transaction()
 
