@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml
 
 demo: $(STAMP) ## Run the flights example in ./demo, on an embedded log.
 	@test -d demo || $(BIN)/agentic new demo --template flights
-	@PATH="$(BIN):$$PATH" sh demo/demo.sh
+	@AGENTIC="$(BIN)/agentic" sh demo/demo.sh
 
 test: $(STAMP) ## Run all tests.
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)

@@ -1,17 +1,26 @@
 #!/bin/sh
 # Sends a week of departures to the embedded log, works them off and shows what came out.
 # Kill it at any moment and start it again: it goes on where it was, and the result is the same.
+# AGENTIC names an agentic that is not on the PATH.
 set -eu
+agentic=${AGENTIC:-agentic}
+stood=$(pwd)
 cd "$(dirname "$0")"
 
-agentic -A app send departures --jsonl data/departures.jsonl.gz --resume
-agentic -A app run --live
+"$agentic" -A app send departures --jsonl data/departures.jsonl.gz --resume
+"$agentic" -A app run --live
 echo
 echo "The last long delays of the week:"
-agentic -A app tail alerts -n 5
+"$agentic" -A app tail alerts -n 5
 echo
-echo "Where to look next, in $(pwd):"
-echo "  app.py, README.md                        the program, and what to try with it"
-echo "  agentic -A app tail late -n 20           the late flights"
-echo "  agentic -A app topics                    what the log holds"
-echo "  agentic -A app groups describe           how far the app has come"
+echo "Where to look next:"
+if [ "$(pwd)" != "$stood" ]; then
+    echo "  cd \"$(pwd)\""
+fi
+if ! command -v agentic >/dev/null; then
+    echo "  . \"$(dirname "$agentic")/activate\""
+fi
+echo "  agentic -A app tail late -n 20           # the late flights"
+echo "  agentic -A app topics                    # what the log holds"
+echo "  agentic -A app groups describe           # how far the app has come"
+echo "and into app.py, the program, and README.md, what to try with it."

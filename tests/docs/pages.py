@@ -5,7 +5,8 @@ The word after the language says how, and is there for readers of the source to 
 ```` ```python ````            run, in one namespace a page
 ```` ```python app.py ````     written to that file, for the blocks below it
 ```` ```console ````           each ``$`` line is run in a shell; its standard output is compared
-                               with the lines below it, where an ellipsis stands for anything
+                               with the lines below it, where an ellipsis stands for anything;
+                               ``cd`` holds for the blocks that follow
 ```` ```console kafka ````     the same with a real Kafka in place of localhost:9092
 ```` ```console until-ready ```` the command runs until it says that it is ready, and is then stopped
 ```` ```console ci ````        run by .ci/run, since it would start this very suite
@@ -14,6 +15,7 @@ The word after the language says how, and is there for readers of the source to 
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import signal
@@ -63,9 +65,10 @@ class Session:
         self.namespace: dict[str, Any] = {"__name__": "page"}
         commands = directory / "commands"
         commands.mkdir()
-        command = commands / "agentic"
-        command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m agentic "$@"\n')
-        command.chmod(0o755)
+        for module in ("agentic", "pytest"):
+            command = commands / module
+            command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {module} "$@"\n')
+            command.chmod(0o755)
         kept = {name: value for name, value in os.environ.items() if not name.startswith("AGENTIC_")}
         self.environment = {**kept, "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}"}
 
@@ -98,6 +101,9 @@ class Session:
 
     def _console(self, block: Block, kafka: str = "") -> None:
         for command, expected in _commands(block):
+            if command.startswith("cd "):
+                self._enter(command.removeprefix("cd "))
+                continue
             ran = subprocess.run(
                 ["bash", "-c", command.replace("localhost:9092", kafka)],
                 cwd=self.directory,
@@ -113,6 +119,13 @@ class Session:
             assert not expected or re.fullmatch(pattern, ran.stdout.strip(), re.DOTALL), (
                 f"{block.where}: {command!r} prints\n{ran.stdout}\nand the page says\n{expected}\n{ran.stderr}"
             )
+
+    def _enter(self, directory: str) -> None:
+        """Change the directory, for Python blocks and what they import too."""
+        self.directory = self.directory / directory
+        os.chdir(self.directory)
+        sys.path.insert(0, str(self.directory))
+        importlib.invalidate_caches()
 
     def _until_ready(self, block: Block) -> None:
         ((command, _),) = _commands(block)
