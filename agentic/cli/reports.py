@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import textwrap
 import time
 from dataclasses import dataclass
 
+import click
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -99,16 +101,12 @@ async def summary(app: App) -> None:
 
 
 async def live(app: App) -> None:
-    """Draw a table that changes while the worker works. Without a terminal: summary lines, and the table at the end."""
+    """Draw a table that changes while the worker works. Without a terminal: summary lines."""
     console = Console()
-    began = Numbers.of(app.metrics)
-    try:
-        if console.is_terminal:
-            await _draw(app, console)
-        else:
-            await summary(app)
-    finally:
-        console.print(tables(app, Numbers.of(app.metrics), began))
+    if console.is_terminal:
+        await _draw(app, console)
+    else:
+        await summary(app)
 
 
 async def _draw(app: App, console: Console) -> None:
@@ -120,35 +118,56 @@ async def _draw(app: App, console: Console) -> None:
             while True:
                 await asyncio.sleep(LIVE_EVERY)
                 now = Numbers.of(app.metrics)
-                screen.update(tables(app, now, before), refresh=True)
+                footer = folded(summary_line(now, before), console.width)
+                screen.update(tables(app, footer), refresh=True)
                 before = now
         finally:
             setup(app.settings, sys.__stderr__)
 
 
-def tables(app: App, now: Numbers, before: Numbers) -> Group:
-    """Return the live display: agents, topics, and a line of totals."""
+def tables(app: App, footer: str) -> Group:
+    """Return the live display: agents, topics, and what `footer` says of the whole."""
     agents = Table("agent")
     for column in ("done", "sent"):
         agents.add_column(column, justify="right")
     done, sent = by_label(app.metrics, "events_done", "agent"), by_label(app.metrics, "events_out", "agent")
     for name in app.agents:
         agents.add_row(name, f"{done.get(name, 0):,.0f}", f"{sent.get(name, 0):,.0f}")
-    topics = Table("topic")
-    for column in ("in", "lag"):
-        topics.add_column(column, justify="right")
     read, lag = by_label(app.metrics, "events_in", "topic"), by_label(app.metrics, "lag", "topic")
+    topics = Table("topic")
+    # A worker that has given its partitions back knows of no lag.
+    for column in ("in", "lag") if lag else ("in",):
+        topics.add_column(column, justify="right")
     for topic in app.sources():
-        behind = f"{lag[topic.name]:,.0f}" if topic.name in lag else "?"
-        topics.add_row(topic.name, f"{read.get(topic.name, 0):,.0f}", behind)
+        row = [topic.name, f"{read.get(topic.name, 0):,.0f}"]
+        if lag:
+            row.append(f"{lag[topic.name]:,.0f}" if topic.name in lag else "?")
+        topics.add_row(*row)
     title = Text(f"{app.name} on {app.settings.broker}", "bold")
-    return Group(title, agents, topics, Text(summary_line(now, before)))
+    return Group(title, agents, topics, Text(footer))
+
+
+def folded(line: str, width: int) -> str:
+    """Break a line behind the commas between its parts: a name and its number stay together."""
+    # textwrap breaks at no no-break space.
+    whole = line.replace(" ", "\N{NO-BREAK SPACE}").replace(",\N{NO-BREAK SPACE}", ", ")
+    return textwrap.fill(whole, width, break_on_hyphens=False).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def closing(app: App, seconds: float, *, table: bool) -> None:
+    """Print what a worker has done, when it has stopped: its totals, and with `table` what they are made of."""
+    line = final_line(app.metrics, seconds)
+    if table:
+        console = Console()
+        console.print(tables(app, folded(line, console.width)))
+    else:
+        click.echo(line)
 
 
 def final_line(metrics: Metrics, seconds: float) -> str:
-    """Return what a run has done, on one line."""
+    """Return what a worker has done, on one line."""
     events_in, events_out = metrics.total("events_in"), metrics.total("events_out")
-    line = f"{events_in:,.0f} events in, {events_out:,.0f} out, in {seconds:.1f} s"
+    line = f"{events_in:,.0f} event{'' if events_in == 1 else 's'} in, {events_out:,.0f} out, in {seconds:.1f} s"
     if seconds > 0 and events_in:
         line += f" ({events_in / seconds:,.0f} events/s)"
     dropped = _dropped(metrics)

@@ -25,5 +25,5 @@ def run(ctx: click.Context, live: bool) -> None:
 
     began = time.monotonic()
     code = run_worker(app, ends=True, reporters=[reports.live if live else reports.summary])
-    click.echo(reports.final_line(app.metrics, time.monotonic() - began))
+    reports.closing(app, time.monotonic() - began, table=live)
     ctx.exit(code)

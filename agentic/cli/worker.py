@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import click
 
 from agentic.cli import base
@@ -10,14 +12,15 @@ from agentic.cli.choice import Choice, current
 
 @click.command(cls=base.Command)
 @click.option("--processes", type=click.IntRange(min=1), default=1, metavar="N", help="Start and supervise N of them.")
-@click.option("--live", is_flag=True, help="Show a live table in place of summary lines.")
+@click.option("--live", is_flag=True, help="Show a live table in place of summary lines; for one process only.")
 @click.option("--parent", type=int, hidden=True)
 @click.pass_context
 def worker(ctx: click.Context, processes: int, live: bool, parent: int | None) -> None:
     """Run the app until a signal stops it.
 
     The first SIGTERM or SIGINT (Ctrl-C) lets the events that are under way finish and commits
-    them; a second one ends at once. Exit code 1 means that an agent, a task or the broker failed.
+    them; the worker says what it has done, and ends. A second one ends it at once. Exit code 1
+    means that an agent, a task or the broker failed.
 
     With --processes N, a process that was killed is started again; one that fails by itself
     stops them all.
@@ -34,7 +37,10 @@ def worker(ctx: click.Context, processes: int, live: bool, parent: int | None) -
 
     if parent is not None:
         end_with_parent(parent, app.settings.stop_timeout.total_seconds())
-    ctx.exit(run_worker(app, reporters=[reports.live if live else reports.summary]))
+    began = time.monotonic()
+    code = run_worker(app, reporters=[reports.live if live else reports.summary])
+    reports.closing(app, time.monotonic() - began, table=live)
+    ctx.exit(code)
 
 
 def _supervise(choice: Choice, processes: int) -> int:

@@ -16,7 +16,7 @@ from cli_support import Shell
 
 from agentic.app import App
 from agentic.cli import reports, supervisor
-from agentic.cli.reports import Numbers, final_line, summary_line
+from agentic.cli.reports import Numbers, final_line, folded, summary_line
 from agentic.cli.supervisor import Supervisor, commands
 from agentic.metrics import Metrics
 
@@ -55,7 +55,9 @@ def test_a_signal_ends_a_worker_well(words: Shell, started: Start, number: int) 
     worker = started("-A", "app", "worker")
     until(worker, "worker of words ready")
     worker.send_signal(number)
-    assert worker.wait() == 0
+    out, _ = worker.communicate()
+    assert worker.returncode == 0
+    assert out.startswith("0 events in, 0 out, in ")
 
 
 def test_run_works_its_input_off_and_says_how_much_it_was(words: Shell, started: Start) -> None:
@@ -75,6 +77,7 @@ def test_run_shows_its_table_at_the_end_where_there_is_no_terminal(words: Shell,
     out, _ = started("-A", "app", "run", "--live").communicate()
     assert re.search(r"measure\s+│\s+1 │\s+1 │", out)
     assert re.search(r"words\s+│\s+1 │", out)
+    assert out.splitlines()[-1].startswith("1 event in, 1 out, in ")
 
 
 FAILING = """
@@ -258,9 +261,12 @@ def test_the_summary_line_says_totals_and_rates_and_leaves_out_what_is_not_known
     metrics.latency("commit_seconds").observe(0.012)
     after = Numbers.of(metrics)
     after = Numbers(before.at + 10, after.events_in, after.events_out, after.dropped, after.lag, after.commit_p99)
-    assert summary_line(after, before) == (
-        "in 2,000 (200/s), out 10 (1/s), lag 40, commit p99 12 ms, dropped filtered 3"
-    )
+    line = summary_line(after, before)
+    assert line == "in 2,000 (200/s), out 10 (1/s), lag 40, commit p99 12 ms, dropped filtered 3"
+    assert folded(line, 40).splitlines() == [
+        "in 2,000 (200/s), out 10 (1/s), lag 40,",
+        "commit p99 12 ms, dropped filtered 3",
+    ]
 
 
 def test_the_final_line_says_what_a_run_has_done() -> None:
@@ -270,6 +276,9 @@ def test_the_final_line_says_what_a_run_has_done() -> None:
     assert final_line(metrics, 2.0) == "2,000 events in, 10 out, in 2.0 s (1,000 events/s)"
     metrics.counter("dropped", reason="filtered").add(1)
     assert final_line(metrics, 0.0) == "2,000 events in, 10 out, in 0.0 s; dropped: filtered 1"
+    one = Metrics()
+    one.counter("events_in", topic="t", partition=0).add(1)
+    assert final_line(one, 0.0) == "1 event in, 0 out, in 0.0 s"
 
 
 def test_the_summary_is_logged_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
