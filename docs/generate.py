@@ -54,8 +54,9 @@ The app is named by `-A MODULE` or `-A MODULE:APP`, before or after the command,
 is the one app in the module. The module is looked for in the current directory first. An app's own commands
 (`@app.command()`) stand beside these.
 
-An error is one line on standard error that says what to do; `--debug` shows its traceback. Exit codes: 0 all went well,
-1 it did not, 2 the command line can't be understood.
+An error is one line on standard error that says what to do; `--debug` shows its traceback. A command line that can't be
+understood is answered with the command's usage and the reason. Exit codes: 0 all went well, 1 it did not, 2 the command
+line can't be understood.
 
 ## Completion in the shell
 

@@ -59,8 +59,8 @@ def _missing(name: str, part: str, here: str) -> str:
         proper = name.removesuffix(".py").strip("./").replace(os.sep, ".")
         return f"app {name!r}: give a module's name, not a file's: -A {proper}"
     beside = [entry.removesuffix(".py") for entry in os.listdir(here) if entry.endswith(".py")]
-    hint = f"{nearest(name, beside)} " if beside else ""
-    return f"no module {part!r} in {here} or on the Python path; {hint}(run agentic where the module is)"
+    hint = f" ({nearest(name, beside)})" if beside else ""
+    return f"no module {part!r} in {here} or on the Python path{hint}; run agentic where the module is"
 
 
 def _broken(name: str, error: BaseException) -> ConfigurationError:

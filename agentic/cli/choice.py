@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -66,6 +67,12 @@ class Choice:
         said = ["-A", self.where] if self.where is not None else []
         said += [arg for name, text in self.overrides.items() for arg in ("--set", f"{name}={text}")]
         return [*said, "--debug"] if self.debug else said
+
+    def advice(self, *words: str) -> str:
+        """Return a command of ours in quotes, with the app and the broker of this one: it can be copied and works."""
+        named = ["-A", self.where] if self.where is not None else []
+        broker = ["--broker", self.overrides["broker"]] if "broker" in self.overrides else []
+        return f"'{shlex.join(['agentic', *named, *words, *broker])}'"
 
     def with_broker(self, work: Callable[[Broker], Awaitable[T]]) -> T:
         """Run `work` with the chosen broker, opened and closed around it.

@@ -13,9 +13,9 @@ import click
 import agentic
 from agentic import brokers, settings
 from agentic.app import App
-from agentic.brokers.base import Broker, TopicSpec
+from agentic.brokers.base import Broker
 from agentic.cli import base
-from agentic.cli.choice import current
+from agentic.cli.choice import Choice, current
 from agentic.cli.output import show_table
 from agentic.errors import AgenticError
 from agentic.settings import Settings
@@ -56,7 +56,8 @@ def doctor(ctx: click.Context) -> None:
         click.echo("\nNo app and no broker named: say -A MODULE, or --broker URL, to have those checked")
     click.echo("")
     for problem in problems:
-        click.echo(f"wrong: {problem}")
+        # The way out on a line of its own: most would not fit on one.
+        click.echo("wrong: " + problem.replace("; ", ";\n       "))
     if not problems:
         click.echo("all is well")
     ctx.exit(1 if problems else 0)
@@ -98,32 +99,39 @@ async def _look(chosen: Settings, app: App | None, problems: list[str]) -> None:
         known = await broker.topics()
         click.echo(f"reached; it has {len(known)} topics")
         if app is not None:
-            _check_topics(app, broker, known, problems)
+            _check_topics(app, broker, known, problems, current())
     except AgenticError as error:
         problems.append(str(error))
     finally:
         await broker.close()
 
 
-def _check_topics(app: App, broker: Broker, known: Mapping[str, int], problems: list[str]) -> None:
+def _check_topics(app: App, broker: Broker, known: Mapping[str, int], problems: list[str], choice: Choice) -> None:
     from agentic.runtime.topics import needed
 
     wanted = app.settings.create_topics
     makes = broker.creates_topics if wanted is None else wanted
     rows = []
-    for name, spec in needed(app).items():
+    missing = []
+    for name in needed(app):
         declared = app.topics[name].partitions if name in app.topics else None
         made = makes or (name in app.topics and app.topics[name].internal)
-        state = _state(spec, declared, known.get(name), made)
-        rows.append((name, known.get(name, "-"), declared or "-", state))
-        if state not in ("there", "made at start"):
-            problems.append(f"topic {name!r}: {state}")
+        actual = known.get(name)
+        if actual is None:
+            state = "made at start" if made else "missing"
+            if not made:
+                missing.append(name)
+        elif declared is not None and declared != actual:
+            state = "differs"
+            problems.append(
+                f"topic {name!r} has {actual} partitions, not {declared} as declared; "
+                "change the declaration, or make a new topic"
+            )
+        else:
+            state = "there"
+        rows.append((name, actual if actual is not None else "-", declared or "-", state))
     show_table(["topic", "partitions", "declared", "state"], rows, numbers=["partitions", "declared"])
-
-
-def _state(spec: TopicSpec, declared: int | None, actual: int | None, made: bool) -> str:
-    if actual is None:
-        return "made at start" if made else f"missing; make it with 'agentic topics create {spec.name}'"
-    if declared is not None and declared != actual:
-        return f"has {actual} partitions, not {declared} as declared; change the declaration, or make a new topic"
-    return "there"
+    if missing:
+        names = ", ".join(repr(name) for name in missing)
+        what, them = (f"topic {names} is", "it") if len(missing) == 1 else (f"topics {names} are", "them")
+        problems.append(f"{what} missing; make {them} with {choice.advice('topics', 'create')}")

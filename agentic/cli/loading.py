@@ -131,20 +131,23 @@ class There:
     """What a topic holds, while the lines that made it are gone through once more."""
 
     topic: str
+    starts: list[int]
     ends: list[int]
     last: dict[int, tuple[bytes | None, bytes | None]]
-    _seen: list[int] = field(default_factory=list)
+    _seen: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._seen = [0] * len(self.ends)
 
     @classmethod
     async def look(cls, broker: Broker, topic: str, partitions: int) -> There:
         """Read how many records each partition has, and the last one of each."""
         tps = [TopicPartition(topic, n) for n in range(partitions)]
+        starts = [start for _, (start, _) in sorted((await broker.describe_topic(topic)).offsets.items())]
         ends = await broker.end_offsets(tps)
-        last = {
-            tp.partition: (key, value)
-            async for tp, key, value in _at(broker, {tp: end - 1 for tp, end in ends.items() if end > 0})
-        }
-        return cls(topic, [ends[tp] for tp in tps], last, [0] * partitions)
+        offsets = {tp: ends[tp] - 1 for tp in tps if starts[tp.partition] < ends[tp]}
+        last = {tp.partition: (key, value) async for tp, key, value in _at(broker, offsets)}
+        return cls(topic, starts, [ends[tp] for tp in tps], last)
 
     def has(self, record: Record, where: str) -> bool:
         """Is this line's record there already? To be asked of all lines in their order.
@@ -161,6 +164,12 @@ class There:
         at = self._seen[partition]
         self._seen[partition] += 1
         if at == self.ends[partition] - 1 and self.last.get(partition) != (record.key, record.value):
+            if at < self.starts[partition]:
+                raise ConfigurationError(
+                    f"{where}: what stood at {self.topic}-{partition} offset {at} is gone, by the topic's retention, "
+                    "so --resume can't compare; send without it, or to a new topic that keeps old records "
+                    '(on Kafka retention.ms=-1, app.topic(…, config={"retention.ms": "-1"}))'
+                )
             raise ConfigurationError(
                 f"{where}: {self.topic}-{partition} offset {at} holds another record, so --resume can't go on; "
                 "the topic was not made of this file alone"

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from agentic.brokers.base import Broker
+from agentic.cli.choice import current
 from agentic.errors import UnknownTopic
 from agentic.topic import nearest
+
+#: How the names of the topics begin that Kafka and its tools keep for themselves.
+INTERNAL = "__"
 
 
 async def partitions_of(topic: str, broker: Broker) -> int:
@@ -16,7 +20,7 @@ async def partitions_of(topic: str, broker: Broker) -> int:
     known = await broker.topics()
     if topic in known:
         return known[topic]
-    raise UnknownTopic(
-        f"{broker.url} has no topic {topic!r} ({nearest(topic, list(known))}); "
-        f"make it with 'agentic topics create {topic} --partitions N'"
-    )
+    create = current().advice("topics", "create", topic)
+    # Whoever names one that begins with __ knows what it is; to others those say nothing.
+    shown = [name for name in known if not name.startswith(INTERNAL)]
+    raise UnknownTopic(f"{broker.url} has no topic {topic!r} ({nearest(topic, shown)}); make it with {create}")

@@ -12,6 +12,7 @@ from agentic.brokers.base import Batch, Broker, TopicInfo, TopicPartition
 from agentic.cli import base
 from agentic.cli.choice import current
 from agentic.cli.completion import topic_names
+from agentic.cli.lookup import partitions_of
 from agentic.cli.records import Form, clock_time, line_of, shown
 from agentic.errors import BrokerUnavailable
 
@@ -41,7 +42,8 @@ class Row(NamedTuple):
 def tail(topic: str, count: int | None, follow: bool, jsonl: bool, from_beginning: bool) -> None:
     """Show a topic's records.
 
-    The last ones of its partitions, merged by their timestamps; only committed ones.
+    The last ones of its partitions, merged by their timestamps; only committed ones. A line is
+    a record: its time, its place as partition@offset, its key and its value.
 
     With --from-beginning and --follow they come in the order of reading: that of the offsets
     within a partition, and none between partitions.
@@ -57,6 +59,7 @@ def tail(topic: str, count: int | None, follow: bool, jsonl: bool, from_beginnin
         click.echo(_jsonl(form, row) if jsonl else _text(form, row))
 
     async def read(broker: Broker) -> None:
+        await partitions_of(topic, broker)
         info = await broker.describe_topic(topic)
         starts = {TopicPartition(topic, n): start for n, (start, _) in info.offsets.items()}
         ends = {TopicPartition(topic, n): end for n, (_, end) in info.offsets.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from datetime import timedelta
 
 import click
 
@@ -11,58 +10,94 @@ from agentic.brokers.base import Broker, TopicInfo, TopicSpec
 from agentic.cli import base
 from agentic.cli.choice import current
 from agentic.cli.completion import topic_names
+from agentic.cli.lookup import INTERNAL, partitions_of
 from agentic.errors import ConfigurationError
+
+#: Units of time with their plurals, and how many ms they are.
+_UNITS = (
+    ("day", "days", 86_400_000),
+    ("hour", "hours", 3_600_000),
+    ("min", "min", 60_000),
+    ("s", "s", 1_000),
+    ("ms", "ms", 1),
+)
+
+
+_ALL = click.option("--all", "every", is_flag=True, help=f"With those whose names begin with {INTERNAL}.")
 
 
 @click.group(cls=base.Group, invoke_without_command=True)
+@_ALL
 @click.pass_context
-def topics(ctx: click.Context) -> None:
+def topics(ctx: click.Context, every: bool) -> None:
     """List, describe, create and delete topics. Alone it lists."""
     if ctx.invoked_subcommand is None:
-        _list()
+        _list(every)
 
 
 @topics.command("list")
-def list_topics() -> None:
-    """List the topics with their partitions and records."""
-    _list()
+@_ALL
+def list_topics(every: bool) -> None:
+    """List the topics with their partitions and offsets.
+
+    The column offsets counts those between start and end of each partition. They are as many as
+    the records, except where compaction left gaps, and on Kafka where transactions did: each
+    takes an offset for its end.
+    """
+    _list(every)
 
 
-def _list() -> None:
+def _list(every: bool) -> None:
     from agentic.cli.output import show_table
 
-    async def read(broker: Broker) -> list[TopicInfo]:
-        return [await broker.describe_topic(name) for name in sorted(await broker.topics())]
-
     choice = current()
-    found = choice.with_broker(read)
     app = choice.app_if_named()
-    rows: list[tuple[str, int | str, int | str]] = [(info.name, info.partitions, _records(info)) for info in found]
-    if app is not None:
-        there = {info.name for info in found}
-        rows += [(name, "missing", "") for name in app.topics if name not in there]
-    show_table(("topic", "partitions", "records"), rows, numbers=("partitions", "records"))
 
+    async def read(broker: Broker) -> list[tuple[str, int | str, int | str]]:
+        known = await broker.topics()
+        names = sorted(name for name in known if every or not name.startswith(INTERNAL))
+        rows: list[tuple[str, int | str, int | str]] = []
+        for name in names:
+            info = await broker.describe_topic(name)
+            rows.append((name, info.partitions, sum(end - start for start, end in info.offsets.values())))
+        return rows + [(name, "missing", "") for name in (app.topics if app else ()) if name not in known]
 
-def _records(info: TopicInfo) -> int:
-    return sum(end - start for start, end in info.offsets.values())
+    show_table(("topic", "partitions", "offsets"), choice.with_broker(read), numbers=("partitions", "offsets"))
 
 
 @topics.command()
 @click.argument("name", shell_complete=topic_names)
 def describe(name: str) -> None:
-    """Show a topic's partitions: first offset, end, and what lies between."""
+    """Show a topic's partitions: first offset, end, and how many offsets lie between.
+
+    The end is the offset of the next record. Gaps left by compaction count as offsets, and on
+    Kafka the ends of transactions do.
+    """
     from agentic.cli.output import show_table
 
-    info = current().with_broker(lambda broker: broker.describe_topic(name))
+    async def read(broker: Broker) -> TopicInfo:
+        await partitions_of(name, broker)
+        return await broker.describe_topic(name)
+
+    info = current().with_broker(read)
     properties = ["compacted"] if info.compacted else []
     if info.retention_ms is not None:
-        properties.append(f"records kept for {timedelta(milliseconds=info.retention_ms)}")
+        properties.append(f"records kept for {span(info.retention_ms)}")
     if info.retention_bytes is not None:
         properties.append(f"{info.retention_bytes:,} bytes a partition kept")
     click.echo(f"{info.name}: {', '.join(properties) or 'all records kept'}")
     rows = [(n, start, end, end - start) for n, (start, end) in sorted(info.offsets.items())]
-    show_table(("partition", "start", "end", "records"), rows, numbers=("partition", "start", "end", "records"))
+    show_table(("partition", "start", "end", "offsets"), rows, numbers=("partition", "start", "end", "offsets"))
+
+
+def span(ms: int) -> str:
+    """Return a duration in its largest units, the others left out where they are 0: ``7 days``, ``1 hour 30 min``."""
+    parts = []
+    for unit, many, size in _UNITS:
+        count, ms = divmod(ms, size)
+        if count:
+            parts.append(f"{count:,} {unit if count == 1 else many}")
+    return " ".join(parts) or "0 ms"
 
 
 @topics.command()

@@ -39,7 +39,12 @@ def worker(ctx: click.Context, processes: int, live: bool, parent: int | None) -
         end_with_parent(parent, app.settings.stop_timeout.total_seconds())
     began = time.monotonic()
     code = run_worker(app, reporters=[reports.live if live else reports.summary])
-    reports.closing(app, time.monotonic() - began, table=live)
+    seconds = time.monotonic() - began
+    if parent is None:
+        reports.closing(app, seconds, table=live)
+    else:
+        # One of several says it in the log, where lines can be told apart.
+        reports.log.info("%s", reports.final_line(app.metrics, seconds))
     ctx.exit(code)
 
 

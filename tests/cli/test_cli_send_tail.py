@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentic.app import App
-from agentic.cli.records import Form, line_of, read_line
+from agentic.cli.loading import There
+from agentic.cli.records import Form, Record, line_of, read_line
 from agentic.errors import ConfigurationError
 
 
@@ -74,9 +75,7 @@ def test_without_an_app_a_value_is_json_and_a_key_is_text(words: Shell) -> None:
 def test_an_unknown_topic_is_named_with_the_nearest_and_the_way_to_make_it(words: Shell) -> None:
     words.ok("-A", "app", "send", "words", "x")
     line = words.error("-A", "app", "send", "wrds", "x")
-    assert (
-        "has no topic 'wrds' (did you mean 'words'?); make it with 'agentic topics create wrds --partitions N'" in line
-    )
+    assert "has no topic 'wrds' (did you mean 'words'?); make it with 'agentic -A app topics create wrds'" in line
 
 
 def test_a_partition_that_the_topic_has_not_is_refused(words: Shell) -> None:
@@ -178,6 +177,12 @@ def test_a_send_is_not_resumed_over_other_records(words: Shell) -> None:
     words.ok("-A", "app", "send", "words", "something else", "--key", "k0")
     line = words.error("-A", "app", "send", "words", "--jsonl", "whole.jsonl", "--resume")
     assert "holds another record, so --resume can't go on; the topic was not made of this file alone" in line
+
+
+def test_a_send_is_not_resumed_over_records_that_retention_took() -> None:
+    there = There("words", starts=[1], ends=[1], last={})
+    with pytest.raises(ConfigurationError, match=r"line 1: .* words-0 offset 0 is gone, by the topic's retention"):
+        there.has(Record(None, b"v", timestamp=0, headers=None, partition=0), "line 1")
 
 
 def test_a_send_is_not_resumed_where_the_topic_has_more_than_the_file(words: Shell) -> None:

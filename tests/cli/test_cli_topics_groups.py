@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+
+import pytest
 from cli_support import Shell
 
 from agentic.brokers.base import Position, TopicPartition
 from agentic.cli.choice import Choice
+from agentic.cli.topics import span
 
 
 def rows(table: str) -> list[list[str]]:
@@ -38,7 +42,7 @@ def test_a_name_that_can_not_be_is_refused(words: Shell) -> None:
     assert "a/b" in words.error("-A", "app", "topics", "create", "a/b")
 
 
-def test_the_list_shows_partitions_records_and_what_is_missing(words: Shell) -> None:
+def test_the_list_shows_partitions_offsets_and_what_is_missing(words: Shell) -> None:
     words.ok("-A", "app", "topics", "create", "words")
     words.ok("-A", "app", "send", "words", "one")
     assert rows(words.ok("-A", "app", "topics")) == [
@@ -47,6 +51,22 @@ def test_the_list_shows_partitions_records_and_what_is_missing(words: Shell) -> 
         ["numbers", "missing"],
     ]
     assert words.ok("-A", "app", "topics", "list") == words.ok("-A", "app", "topics")
+
+
+def test_topics_of_the_brokers_own_are_listed_only_with_all(words: Shell) -> None:
+    words.ok("-A", "app", "topics", "create")
+    words.ok("-A", "app", "topics", "create", "__state", "--partitions", 1)
+    assert "__state" not in words.ok("-A", "app", "topics")
+    assert ["__state", "1", "0"] in rows(words.ok("-A", "app", "topics", "--all"))
+    assert words.ok("-A", "app", "topics", "list", "--all") == words.ok("-A", "app", "topics", "--all")
+
+
+@pytest.mark.parametrize(
+    ("ms", "words"),
+    [(0, "0 ms"), (604_800_000, "7 days"), (86_400_000, "1 day"), (5_400_000, "1 hour 30 min"), (1_001, "1 s 1 ms")],
+)
+def test_a_retention_is_said_in_the_units_it_has(ms: int, words: str) -> None:
+    assert span(ms) == words
 
 
 def test_a_topic_is_described_by_partition(words: Shell) -> None:
@@ -62,7 +82,14 @@ def test_a_compacted_topic_says_so(words: Shell) -> None:
 
 
 def test_describing_an_unknown_topic_names_it(words: Shell) -> None:
-    assert "nothing-here" in words.error("-A", "app", "topics", "describe", "nothing-here")
+    broker = "local://.agentic/log"
+    words.ok("-A", "app", "topics", "create")
+    for command in (["topics", "describe", "nothing-here"], ["tail", "nothing-here"]):
+        said = words.error(*command, "--broker", broker)
+        assert "has no topic 'nothing-here' (there are lengths, numbers, words)" in said
+        advice = shlex.split(said.partition("make it with '")[2].removesuffix("'"))
+        assert words.ok(*advice[1:]) == "created nothing-here with 4 partitions\n"
+        words.ok("topics", "delete", "nothing-here", "--yes", "--broker", broker)
 
 
 def test_deleting_asks_and_without_anyone_to_ask_wants_a_yes(words: Shell) -> None:
