@@ -253,8 +253,22 @@ def scale(options: argparse.Namespace) -> dict[str, object]:
                     stop(worker)
                 await broker.close()
 
+    def bare(processes: int) -> float:
+        """What the machine gives to bare loops of the same work at this moment: no worker can scale further."""
+        code = (
+            "import time\nn, end = 0, time.perf_counter() + 3\n"
+            "while time.perf_counter() < end: sum(range(5_000)); n += 1\nprint(n)"
+        )
+        loops = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(processes)]
+        return sum(int(loop.communicate()[0]) for loop in loops) / 3
+
     one, two = asyncio.run(measure(1)), asyncio.run(measure(2))
-    return {"one_process": round(one), "two_processes": round(two), "ratio": round(two / one, 2)}
+    return {
+        "one_process": round(one),
+        "two_processes": round(two),
+        "ratio": round(two / one, 2),
+        "ratio_of_bare_loops": round(bare(2) / bare(1), 2),
+    }
 
 
 def flat(options: argparse.Namespace) -> dict[str, object]:

@@ -24,7 +24,7 @@ from agentic.errors import BrokerError, BrokerUnavailable, DeliveryFailed
 
 #: `ready` waits while more records than this are on their way. At full speed some 20,000 are;
 #: each costs about 200 bytes beside its own.
-READY_BELOW = 50_000
+READY_BELOW = 25_000
 #: Seconds between two looks while `ready` waits.
 LOOK = 0.002
 #: Seconds a first send may wait for a connection.
