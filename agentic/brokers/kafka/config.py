@@ -19,12 +19,12 @@ Config = dict[str, Any]
 #: A worker that finds its broker again goes on within about a second; librdkafka's default is 10 s.
 RECONNECT_MAX_MS = 1_000
 
-#: What waits inside librdkafka, per consumer. 8 MiB of records are a third of a second at full
+#: What waits inside librdkafka, per consumer. 4 MiB of records are a sixth of a second at full
 #: speed, and cost up to five times that in memory when the records are small.
-QUEUED_KBYTES = 8 * 1024
+QUEUED_KBYTES = 4 * 1024
 #: Fetch more of a partition when fewer than this wait. Small enough to bound memory by itself
 #: with small records, large enough to bridge a commit.
-QUEUED_MESSAGES = 10_000
+QUEUED_MESSAGES = 5_000
 
 #: Records a producer may hold. The worker waits at a lower mark (see producer.READY_BELOW), so
 #: that this limit is met only by a burst of sends between two waits.
