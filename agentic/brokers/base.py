@@ -331,6 +331,13 @@ class Broker(Protocol):
     async def describe_group(self, name: str) -> GroupInfo:
         """An unknown group has no members and no positions."""
 
+    async def delete_group(self, name: str) -> None:
+        """Forget a group with all that it has committed.
+
+        Raises:
+            BrokerError: the group has live members, or is unknown.
+        """
+
     async def set_positions(self, group: str, positions: Mapping[TopicPartition, Position | None]) -> None:
         """Set, or with None remove, what a group has committed.
 

@@ -130,7 +130,8 @@ class MemoryView:
 
     def groups(self) -> list[str]:
         store = self._store
-        return list({name for name, kept in store.committed.items() if kept} | store.memberships.keys())
+        joined = {name for name, membership in store.memberships.items() if membership.joined}
+        return list({name for name, kept in store.committed.items() if kept} | joined)
 
     def epoch(self, transactional_id: str) -> int:
         return self._store.epochs.get(transactional_id, 0)

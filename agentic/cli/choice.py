@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -13,6 +14,7 @@ from agentic import brokers, settings
 from agentic.app import App
 from agentic.brokers.base import Broker
 from agentic.cli import apps
+from agentic.errors import ConfigurationError
 from agentic.settings import Settings
 
 T = TypeVar("T")
@@ -99,6 +101,18 @@ class Choice:
 def current() -> Choice:
     """Return the choice of the command that runs."""
     return click.get_current_context().find_root().ensure_object(Choice)
+
+
+def confirm(question: str) -> None:
+    """Ask before something is deleted.
+
+    Raises:
+        ConfigurationError: nobody is there to ask.
+        click.Abort: the answer is no.
+    """
+    if not sys.stdin.isatty():
+        raise ConfigurationError("nobody is there to ask; say --yes to delete")
+    click.confirm(question, abort=True)
 
 
 def _keep_app(ctx: click.Context, _: click.Parameter, value: str | None) -> None:

@@ -6,14 +6,14 @@ import click
 
 from agentic.brokers.base import Broker, GroupInfo, TopicPartition
 from agentic.cli import base
-from agentic.cli.choice import current
+from agentic.cli.choice import confirm, current
 from agentic.errors import ConfigurationError
 
 
 @click.group(cls=base.Group, invoke_without_command=True)
 @click.pass_context
 def groups(ctx: click.Context) -> None:
-    """List and describe consumer groups. Alone it lists."""
+    """List, describe and delete consumer groups. Alone it lists."""
     if ctx.invoked_subcommand is None:
         _list()
 
@@ -49,10 +49,8 @@ def describe(name: str | None) -> None:
 
     async def read(broker: Broker) -> tuple[GroupInfo, dict[TopicPartition, int]]:
         group = await broker.describe_group(group_name)
-        known = await broker.groups()
-        if not group.members and not group.positions and group_name not in known:
-            there = ", ".join(sorted(known)) or "none"
-            raise ConfigurationError(f"{broker.url} knows no group {group_name!r}; there are: {there}")
+        if not group.members and not group.positions:
+            await _check_known(broker, group_name)
         return group, await _ends(broker, group)
 
     group, ends = choice.with_broker(read)
@@ -65,6 +63,32 @@ def describe(name: str | None) -> None:
     show_table(columns, rows, numbers=("partition", "committed", "end", "lag"))
     for member in sorted(set(group.members) - set(owner.values())):
         click.echo(f"{member} owns nothing")
+
+
+@groups.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Don't ask.")
+def delete(name: str, yes: bool) -> None:
+    """Delete a group with all that it has committed; its workers must have stopped.
+
+    An app of this name begins where its setting offset_reset says, when it is started again.
+    """
+    if not yes:
+        confirm(f"Delete group {name} with all that it has committed?")
+
+    async def forget(broker: Broker) -> None:
+        await _check_known(broker, name)
+        await broker.delete_group(name)
+
+    current().with_broker(forget)
+    click.echo(f"deleted group {name}")
+
+
+async def _check_known(broker: Broker, name: str) -> None:
+    known = await broker.groups()
+    if name not in known:
+        there = ", ".join(sorted(known)) or "none"
+        raise ConfigurationError(f"{broker.url} knows no group {name!r}; there are: {there}")
 
 
 async def _ends(broker: Broker, group: GroupInfo) -> dict[TopicPartition, int]:

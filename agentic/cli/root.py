@@ -24,7 +24,7 @@ COMMANDS = {
     "send": "Send one record, or the lines of a file.",
     "tail": "Show a topic's records.",
     "topics": "List, describe, create and delete topics.",
-    "groups": "List and describe consumer groups.",
+    "groups": "List, describe and delete consumer groups.",
     "doctor": "Check settings, versions, broker and topics.",
 }
 

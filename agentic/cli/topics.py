@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from agentic.brokers.base import Broker, TopicInfo, TopicSpec
 from agentic.cli import base
-from agentic.cli.choice import current
+from agentic.cli.choice import confirm, current
 from agentic.cli.completion import topic_names
 from agentic.cli.lookup import INTERNAL, partitions_of
-from agentic.errors import ConfigurationError
 
 #: Units of time with their plurals, and how many ms they are.
 _UNITS = (
@@ -142,8 +139,6 @@ def create(name: str | None, partitions: int | None, compacted: bool) -> None:
 def delete(names: tuple[str, ...], yes: bool) -> None:
     """Delete topics with all their records."""
     if not yes:
-        if not sys.stdin.isatty():
-            raise ConfigurationError("nobody is there to ask; say --yes to delete")
-        click.confirm(f"Delete {', '.join(names)} with all records?", abort=True)
+        confirm(f"Delete {', '.join(names)} with all records?")
     current().with_broker(lambda broker: broker.delete_topics(names))
     click.echo(f"deleted {', '.join(names)}")

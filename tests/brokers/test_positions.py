@@ -99,6 +99,32 @@ async def test_positions_are_set_and_removed_from_outside(log: Log) -> None:
         assert (await broker.describe_group(group)).positions == {}
 
 
+async def test_a_deleted_group_is_forgotten_and_begins_anew(log: Log) -> None:
+    async with log.open() as broker:
+        tp = await filled(log, broker)
+        group = log.name("g")
+        first = await Member(broker, group, [tp.topic]).start()
+        await until(lambda: first.owned, first)
+        await first.consumer.commit({tp: Position(8)})
+        with pytest.raises(BrokerError, match=group):
+            await broker.delete_group(group)
+        await first.consumer.close()
+        await broker.delete_group(group)
+        assert group not in await broker.groups()
+        assert (await broker.describe_group(group)).positions == {}
+        again = await Member(broker, group, [tp.topic]).start()
+        await until(lambda: again.owned, again)
+        assert again.positions == {tp: None}
+        await again.consumer.close()
+
+
+async def test_an_unknown_group_is_not_deleted(log: Log) -> None:
+    async with log.open() as broker:
+        group = log.name("g")
+        with pytest.raises(BrokerError, match=group):
+            await broker.delete_group(group)
+
+
 async def test_positions_of_a_group_with_members_are_not_set(log: Log) -> None:
     async with log.open() as broker:
         tp = await filled(log, broker)

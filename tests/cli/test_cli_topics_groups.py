@@ -131,3 +131,15 @@ def test_a_group_whose_topic_is_gone_has_no_lag(words: Shell) -> None:
 def test_an_unknown_group_is_named_with_those_there_are(words: Shell) -> None:
     words.ok("-A", "app", "topics", "create")
     assert words.error("-A", "app", "groups", "describe", "nope").endswith("knows no group 'nope'; there are: none")
+
+
+def test_a_group_is_deleted_and_no_other(words: Shell) -> None:
+    words.ok("-A", "app", "send", "words", "x", "--partition", 1)
+    for group in ("one", "other"):
+        commit(group, "words", 1, 1)
+    assert words.error("-A", "app", "groups", "delete", "one") == "nobody is there to ask; say --yes to delete"
+    assert words.ok("-A", "app", "groups", "delete", "one", "--yes") == "deleted group one\n"
+    assert [row[0] for row in rows(words.ok("-A", "app", "groups"))] == ["other"]
+    assert words.error("-A", "app", "groups", "delete", "one", "--yes").endswith(
+        "knows no group 'one'; there are: other"
+    )

@@ -128,6 +128,20 @@ class EmbeddedBroker:
         live = membership.live(self._store.clock())
         return GroupInfo(name, {member: sorted(membership.owned(member)) for member in live}, positions)
 
+    async def delete_group(self, name: str) -> None:
+        with self._store.change() as change:
+            if name not in change.groups():
+                raise BrokerError(f"{self.url}: no group {name!r}; see agentic groups list")
+            membership = change.membership(name)
+            now = self._store.clock()
+            membership.evict(now, self._store.dead)
+            if live := membership.live(now):
+                raise BrokerError(f"group {name!r} has {len(live)} live members; stop its workers before it is deleted")
+            for tp in change.positions(name):
+                change.set_position(name, tp, None)
+            membership.clear()
+            change.save(name, membership)
+
     async def set_positions(self, group: str, positions: Mapping[TopicPartition, Position | None]) -> None:
         check_positions(group, positions)
         with self._store.change() as change:

@@ -134,6 +134,16 @@ class Membership(msgspec.Struct, array_like=True):
         del self.members[member]
         self.generation += 1
 
+    def clear(self) -> None:
+        """Become a group that nobody ever joined, but for the generation: no epoch of a former member comes again."""
+        self.generation += 1
+        self.topics, self.members, self.owners = (), {}, {}
+
+    @property
+    def joined(self) -> bool:
+        """Has any member joined since the beginning, or since it was cleared?"""
+        return bool(self.topics)
+
     def _release_all(self, member: str) -> None:
         self.owners = {
             topic: kept

@@ -191,6 +191,9 @@ class Admin:
             if p.offset >= 0
         }
 
+    async def delete_group(self, name: str) -> None:
+        await self._one(self._client.delete_consumer_groups([name], request_timeout=REQUEST), f"group {name!r}")
+
     async def set_positions(self, group: str, positions: Mapping[TopicPartition, Position | None]) -> None:
         wanted = {tp: at for tp, at in positions.items() if at is not None}
         removed = [tp for tp, at in positions.items() if at is None]

@@ -153,5 +153,8 @@ class KafkaBroker:
     async def describe_group(self, name: str) -> GroupInfo:
         return await self._admin.describe_group(name)
 
+    async def delete_group(self, name: str) -> None:
+        await self._admin.delete_group(name)
+
     async def set_positions(self, group: str, positions: Mapping[TopicPartition, Position | None]) -> None:
         await self._admin.set_positions(group, positions)

@@ -266,7 +266,11 @@ class LocalView:
         return found
 
     def groups(self) -> list[str]:
-        names = set(self._txn.cursor(db=self._db[b"groups"]).iternext(values=False))
+        names = {
+            name
+            for name, data in self._txn.cursor(db=self._db[b"groups"])
+            if self._row(_decode_membership, data, f"the row of group {bytes(name)!r}").joined
+        }
         names |= {
             key[: -layout.PARTITION_KEY.size - 1]
             for key in self._txn.cursor(db=self._db[b"positions"]).iternext(values=False)
