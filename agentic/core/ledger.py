@@ -210,6 +210,11 @@ class OffsetLedger:
         return len(self._unfinished)
 
     @property
+    def begun(self) -> bool:
+        """Has anything been delivered?"""
+        return self._started
+
+    @property
     def position(self) -> int | None:
         """Where the reader goes on; None before the first delivery without a commit."""
         return self._position

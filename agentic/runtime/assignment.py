@@ -101,10 +101,22 @@ class Assignment:
         if touched:
             self.dirty.set()
 
+    async def look_again(self) -> None:
+        """Read once more from the commit where a word of the end came too soon to be believed."""
+        for tp in [tp for tp, source in self.sources.items() if source.doubtful]:
+            source = self.sources.get(tp)
+            if source is None or source.ledger.position is None:
+                continue
+            source.doubtful = False
+            try:
+                await self._consumer.seek({tp: source.ledger.position})
+            except NotOwner as error:
+                log.info("not read again: %s", error)
+
     def report(self) -> None:
         """Bring the metrics up to date."""
         for tp, source in self.sources.items():
-            base = source.ledger.base
+            base = source.reached if source.ledger.base is None else source.ledger.base
             lag = None if source.heard_end is None or base is None else max(0, source.heard_end - base)
             self._metrics.gauge("lag", topic=tp.topic, partition=tp.partition).set(lag)
         self._metrics.gauge("in_flight").set(self.backlog)
@@ -217,7 +229,6 @@ class Assignment:
     async def _read_again(self) -> None:
         for task in self.tasks.values():
             await task.cancel()
-        self._outbox.discard()
         begun = {tp: source.first for tp, source in self.sources.items()}
         self.tasks.clear()
         self.sources.clear()
@@ -230,6 +241,8 @@ class Assignment:
             except BrokerUnavailable as error:
                 log.warning("can't read again yet, tried again until it succeeds: %s", error)
                 await asyncio.sleep(AGAIN)
+        # What was finished but not committed is forgotten by now, and its effects with it.
+        self._outbox.restart()
         await self._begin_at({tp: committed.get(tp) for tp in begun}, begun)
         self.progress.set()
 
@@ -251,6 +264,9 @@ class Assignment:
                 # Lost meanwhile: the listener's call for it waits until we are done here.
                 log.info("not taken up again: %s", error)
         self._take(ours)
+        for tp in ours:
+            # Should it have to begin again before the first record, it begins at the same place.
+            self.sources[tp].first = begun[tp]
 
     async def close(self, timeout: float) -> None:
         """End all agents, letting what is under way finish within `timeout` seconds; nothing is committed here."""

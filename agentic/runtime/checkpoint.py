@@ -50,6 +50,8 @@ class Checkpointer:
             if self._broken is not None:
                 # An output is missing, and the producer tells so once only: never commit past it.
                 raise self._broken
+            if self._outbox.spoiled:
+                return False
             try:
                 return await self._checkpoint(assignment)
             finally:
@@ -100,7 +102,7 @@ class Checkpointer:
         return True
 
     def _undone(self, error: BrokerError) -> bool:
-        self._outbox.discard()
+        self._outbox.spoil()
         log.warning("transaction undone, its events are read again: %s", error)
         return False
 

@@ -53,6 +53,8 @@ class Outbox:
         self._held: list[Outgoing] = []
         self._released = asyncio.Event()
         self._away = False
+        #: Set from an undone checkpoint until its events are read again.
+        self.spoiled = False
         self.send: Send = producer.send
 
     def hold(self) -> None:
@@ -73,17 +75,34 @@ class Outbox:
 
     def release(self) -> None:
         """Send what was kept, and go on."""
+        if self.spoiled:
+            return
         self.send = self.producer.send
         self._released.set()
         held, self._held = self._held, []
         for effect in held:
             self.producer.send(*effect)
 
-    def discard(self) -> None:
-        """Forget what was kept, and go on."""
+    def spoil(self) -> None:
+        """The checkpoint was undone: forget what was kept and take nothing until `restart`.
+
+        The ledgers still count the undone events as finished. Until they are read again, nothing
+        may be sent or committed on their word.
+        """
+        self.spoiled = True
+        self._held = []
+        self.send = self._drop
+        self._released.set()
+
+    def _drop(self, *effect: object) -> None:
+        """The event that this belongs to is read again."""
+
+    def restart(self) -> None:
+        """The ledgers begin anew: go on."""
+        self.spoiled = False
+        self._held = []
         self.send = self.producer.send
         self._released.set()
-        self._held = []
 
     async def ready(self) -> None:
         """Return when there is room for the effects of another batch, however long the broker is away."""

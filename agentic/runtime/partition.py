@@ -38,7 +38,9 @@ class SourcePartition:
         retire: the ledger's, for the hot path.
         end: the partition's end offset, None while it is not known to be current.
         heard_end: the end offset as last heard, for the lag.
-        first: the first offset that was delivered, None before.
+        first: where reading began, None while that is not known.
+        reached: how far the reader has come, None before its first word.
+        doubtful: a word of the end came where records were due; to be read once more from `ledger.position`.
         poison: set when a record stops the worker, once all before it is done.
     """
 
@@ -63,6 +65,9 @@ class SourcePartition:
         self.end: int | None = None
         self.heard_end: int | None = None
         self.first: int | None = None
+        self.reached: int | None = None
+        self.doubtful = False
+        self._doubts = 0
         self.poison: DecodeFailed | None = None
         self._settings = settings
         self._outbox = outbox
@@ -74,8 +79,7 @@ class SourcePartition:
     @property
     def caught_up(self) -> bool:
         """Is the end known, and has the reader come to it?"""
-        position = self.ledger.position
-        return self.end is not None and position is not None and position >= self.end
+        return self.end is not None and self.reached is not None and self.reached >= self.end
 
     def add(self, batch: Batch) -> None:
         """Take a batch over: register its offsets, decode it, and append the events to the buffer."""
@@ -85,8 +89,12 @@ class SourcePartition:
         if batch.end is not None:
             self.heard_end = batch.end
         offsets = batch.offsets
+        if not offsets and not self.ledger.begun:
+            self._hear_of_end(batch.position)
+            return
+        self.reached = batch.position
         if self.first is None:
-            self.first = offsets[0] if offsets else batch.position
+            self.first = offsets[0]
         wanted = self.ledger.deliver(offsets, batch.position)
         if not offsets:
             return
@@ -102,6 +110,10 @@ class SourcePartition:
         try:
             decoded = _column(self.topic.value.decode, values)
             decoded_keys = keys if self._decode_key is None else _column(self._decode_key, keys)
+            if not len(decoded) == len(decoded_keys) == len(values):
+                raise ValueError(
+                    "a codec has ended the column early"
+                )  # by StopIteration, which map() takes for its end
             if self.topic.timestamp is not None:
                 timestamps = [self._event_time(value, timestamp) for value, timestamp in zip(decoded, timestamps)]
             events = list(map(Event, decoded_keys, decoded, timestamps, wanted, repeat(self), keys, headers))
@@ -112,6 +124,21 @@ class SourcePartition:
         self.ledger.time(wanted, timestamps)
         self._events_in.add(len(events))
         self.buffer.extend(events)
+
+    def _hear_of_end(self, position: int) -> None:
+        """Take a word of the end before any record.
+
+        It moves no commit: only a record shows that all before it were there to be read. One that
+        lies beyond the committed offset may be true (nothing but transaction markers between), or
+        late, from before a seek: then taking it for true would pass over events. So it counts the
+        second time, after another look.
+        """
+        start = self.ledger.position
+        self.doubtful = start is not None and position > start and self._doubts == 0
+        if self.doubtful:
+            self._doubts += 1
+        else:
+            self.reached = position
 
     def _event_time(self, value: Any, timestamp: int) -> int:
         if value is None or self.topic.timestamp is None:
@@ -146,7 +173,7 @@ class SourcePartition:
         codec = self.topic.key if part == "key" else self.topic.value
         try:
             return codec.decode(data)
-        except ValueError as error:
+        except Exception as error:
             raise CodecError(f"{part}: {codecs.explain(codec, data, error)}") from error
 
     def _give_up(self, event: Event, raw_value: bytes | None, error: Exception) -> bool:

@@ -136,6 +136,7 @@ class TasksService(Part):
         self._outlet = outlet
         self._timeout = timeout
         self._running: list[asyncio.Task[None]] = []
+        self._ending = False
 
     async def on_start(self) -> None:
         self._running = [asyncio.create_task(self._run(name, fn), name=name) for name, fn in self._functions]
@@ -145,13 +146,16 @@ class TasksService(Part):
         try:
             await fn()
         except asyncio.CancelledError:
-            raise
+            if self._ending:
+                raise
+            self.fail(TaskFailed(f"{name} was cancelled from within"))
         except Exception as error:  # noqa: BLE001 - a user's task may raise anything; the worker stops for it
             failure = TaskFailed(f"{name} failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
             self.fail(failure)
 
     async def end(self) -> None:
+        self._ending = True
         running = [task for task in self._running if not task.done()]
         for task in running:
             task.cancel()
@@ -261,6 +265,7 @@ class IntakeService(Part):
             batches = await consumer.poll(LOOK_ROUND if self._paused else IDLE)
             if batches:
                 assignment.add(batches)
+                await assignment.look_again()
                 await outbox.ready()
             # One turn of the loop: the agents work off what they were given.
             await asyncio.sleep(0)

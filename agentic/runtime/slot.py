@@ -201,6 +201,12 @@ class Slot(Stream[T]):
             self._event = event
         return event
 
+    def put_back(self) -> None:
+        """Take the current events as if they had not been begun; nobody has worked on them."""
+        self._inbox.extendleft(reversed(self.current()))
+        self._also.clear()
+        self._event = None
+
     def abandon(self) -> None:
         """Let go of the current events without completing them: their next owner does them again.
 
@@ -309,11 +315,16 @@ class _Take(AsyncIterator[list[T]]):
         slot = self._slot
         values = [await slot.__anext__()]
         deadline = asyncio.get_running_loop().time() + self._within
-        while len(values) < self._n:
-            more = await slot.another(deadline)
-            if more is None:
-                break
-            values.append(more.value)
+        try:
+            while len(values) < self._n:
+                more = await slot.another(deadline)
+                if more is None:
+                    break
+                values.append(more.value)
+        except asyncio.CancelledError:
+            # Whoever gave up waiting has not seen the list: it begins again with the same events.
+            slot.put_back()
+            raise
         if slot.closing:
             slot.abandon()
             raise StopAsyncIteration

@@ -180,7 +180,10 @@ class Task:
                 self._fail(failure)
                 return
             except asyncio.CancelledError:
-                raise
+                if self._closing:
+                    raise
+                self._fail(AgentFailed(f"agent {slot.agent.name!r} was cancelled from within{_at(slot)}"))
+                return
             except ApplyFailed as error:
                 self._fail(error)
                 return

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from agentic import brokers
 from agentic.app import App
-from agentic.brokers.base import Broker
+from agentic.brokers.base import Broker, TopicPartition
 from agentic.runtime import topics
 from agentic.runtime.assignment import Assignment
 from agentic.runtime.checkpoint import Checkpointer
@@ -176,16 +176,19 @@ class Worker(Part):
         def worked_off() -> bool:
             return not assignment.backlog and all(source.caught_up for source in assignment.sources.values())
 
+        def reached() -> dict[TopicPartition, int | None]:
+            return {tp: source.reached for tp, source in assignment.sources.items()}
+
         if not assignment.ever_assigned.is_set() or not worked_off():
             return False
+        before = reached()
         await self.checkpoint()
         if not worked_off() or not await self._all_owned(assignment):
             return False
         # A commit of ours to a topic that we read ourselves may not be visible yet; it is input all the same.
         ends = await self.broker.end_offsets(list(assignment.sources), with_open=True)
-        return worked_off() and all(
-            (source.ledger.position or 0) >= ends[tp] for tp, source in assignment.sources.items()
-        )
+        # What came after the checkpoint may have had effects that the ends do not show.
+        return worked_off() and reached() == before and all((before[tp] or 0) >= end for tp, end in ends.items())
 
     async def _all_owned(self, assignment: Assignment) -> bool:
         """Is there no partition of our sources that nobody has taken yet?"""

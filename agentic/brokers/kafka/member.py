@@ -268,6 +268,7 @@ class Member(Poller):
     def _drop(self, tps: Sequence[TopicPartition]) -> None:
         for tp in tps:
             self._owned.pop(tp, None)
+            self._sought.pop(tp, None)
             self.ends.pop(tp, None)
         self._paused.difference_update(tps)
         self._stalled.difference_update(tps)
@@ -328,6 +329,8 @@ class Member(Poller):
             except KafkaException as problem:
                 raise translate(problem, f"{self.about}: seek of {tp} to {offset}") from problem
             self._owned[tp] = ck.TopicPartition(tp.topic, tp.partition, offset)
+            self._sought[tp] = offset
+            self._crossed.add(tp)
         return self._lots
 
     def group_metadata(self) -> Any:

@@ -16,7 +16,7 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -91,6 +91,10 @@ class Poller(threading.Thread):
         self._owned: dict[TopicPartition, Any] = {}
         self._paused: set[TopicPartition] = set()
         self._stalled: set[TopicPartition] = set()
+        #: Where a seek went, until the first record from there has come.
+        self._sought: dict[TopicPartition, int] = {}
+        #: What was sought while a fetch was under way (in a rebalance): it may hold records from before.
+        self._crossed: set[TopicPartition] = set()
         self._lots = 0
         self._full = False
         self._behind = False
@@ -153,10 +157,39 @@ class Poller(threading.Thread):
             return
         if self._stalled:
             self._unstall()
+        self._crossed.clear()
         messages = self._fetch()
         self._raise_stashed()
+        if self._crossed:
+            messages = self._without_crossed(messages)
+        if self._sought and messages:
+            self._arrived(messages)
         if messages:
             self._hand_over(messages)
+
+    def _without_crossed(self, messages: list[Any]) -> list[Any]:
+        """Drop what was fetched of partitions that were sought meanwhile, and seek them again."""
+        again = {tp: self._sought[tp] for tp in self._crossed if tp in self._sought and tp in self._owned}
+        self._go_to(again)
+        return [m for m in messages if TopicPartition(m.topic(), m.partition()) not in self._crossed]
+
+    def _arrived(self, messages: list[Any]) -> None:
+        for message in messages:
+            if message.error() is None:
+                self._sought.pop(TopicPartition(message.topic(), message.partition()), None)
+
+    def _resume(self, tps: list[TopicPartition]) -> None:
+        """Fetch again, from where we were to be.
+
+        librdkafka's pause has it go on at the last record that was consumed. Where a seek has
+        moved us and no record has come since, that would be the place from before the seek.
+        """
+        self._consumer.resume(partitions_of(tps))
+        self._go_to({tp: self._sought[tp] for tp in tps if tp in self._sought})
+
+    def _go_to(self, offsets: Mapping[TopicPartition, int]) -> None:
+        for tp, offset in offsets.items():
+            self._consumer.seek(ck.TopicPartition(tp.topic, tp.partition, offset))
 
     def _fetch(self) -> list[Any]:
         consumer = self._consumer
@@ -256,6 +289,7 @@ class Poller(threading.Thread):
             self._resets.append(tp)
             return
         there = start if self._offset_reset == "earliest" else end
+        self._sought.pop(tp, None)
         self._restart(tp, there)
         log.warning(
             "%s: %s: offset %s is out of range (%d to %d are there: retention, or a new topic of this name);"
@@ -271,6 +305,8 @@ class Poller(threading.Thread):
 
     def _position(self, tp: TopicPartition) -> int:
         """Return the next offset to be read of an owned partition."""
+        if tp in self._sought:
+            return self._sought[tp]
         partition = self._owned[tp]
         at: int = self._consumer.position([ck.TopicPartition(tp.topic, tp.partition)])[0].offset
         return at if at >= 0 else int(partition.offset)
@@ -322,13 +358,14 @@ class Poller(threading.Thread):
         self._raise_stashed()
         if message is not None:
             # The pause was not in force yet, or it is an error: one lot too many does no harm.
+            self._arrived([message])
             self._hand_over([message])
 
     def _unstall(self) -> None:
         back = [tp for tp in self._stalled if tp in self._owned and tp not in self._paused]
         self._stalled.clear()
         if back:
-            self._consumer.resume(partitions_of(back))
+            self._resume(back)
 
     def _answer(self, done: asyncio.Future[Any], fn: Callable[..., object], args: tuple[object, ...]) -> None:
         try:
@@ -384,4 +421,4 @@ class Poller(threading.Thread):
         back = [tp for tp in tps if tp in self._paused]
         self._paused.difference_update(back)
         if fresh := [tp for tp in back if tp in self._owned and tp not in self._stalled]:
-            self._consumer.resume(partitions_of(fresh))
+            self._resume(fresh)

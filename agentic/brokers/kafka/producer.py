@@ -92,7 +92,12 @@ class KafkaProducer:
             self._queueing = True
             self._later((topic, value, key, partition, None, None, timestamp or 1, list(headers) if headers else None))
         except KafkaException as problem:
-            raise refusal(cause(problem), topic, partition) from problem
+            if (refused := self._not_taken(problem, topic, partition)) is not None:
+                raise refused from problem
+
+    def _not_taken(self, problem: KafkaException, topic: str, partition: int) -> BrokerError | None:
+        """Return the error for a record that librdkafka did not take, None if nothing is to be said of it."""
+        return refusal(cause(problem), topic, partition)
 
     def _later(self, record: Record) -> None:
         self._overflow.append(record)
@@ -153,7 +158,7 @@ class KafkaProducer:
             except BufferError:
                 return
             except KafkaException as problem:
-                self._refused = self._refused or refusal(cause(problem), record[0], record[3])
+                self._refused = self._refused or self._not_taken(problem, record[0], record[3])
             overflow.popleft()
         self._queueing = False
 

@@ -54,6 +54,10 @@ class TransactionalProducer(KafkaProducer):
         self._open = False
         self._fenced = False
         self._fatal: KafkaError | None = None
+        #: Why the open transaction can only be undone; what is sent meanwhile belongs to it and is let go.
+        self._doomed: _Abort | _Dead | None = None
+        #: When the broker was last known to keep a transaction of ours, by time.monotonic().
+        self._alive_at = time.monotonic()
         self._about = f"transactional id {self._id!r}"
         super().__init__(settings, address, error_cb)
 
@@ -67,13 +71,34 @@ class TransactionalProducer(KafkaProducer):
         try:
             self._producer.begin_transaction()
         except KafkaException as problem:
-            raise self._error(cause(problem), "begin") from problem
+            error = cause(problem)
+            if error.code() in FENCED and not self._overslept():
+                raise self._error(error, "begin") from problem
+            self._doomed = _Dead(error.str())
         self._open = True
+
+    def _overslept(self) -> bool:
+        """Have we been away for longer than a transaction lives?
+
+        Then the broker has undone it and raised our epoch, which looks as if another had our id.
+        """
+        return time.monotonic() - self._alive_at > self._patience
+
+    def _not_taken(self, problem: KafkaException, topic: str, partition: int) -> BrokerError | None:
+        error = cause(problem)
+        if error.code() in FENCED and not self._overslept():
+            return self._error(error, "send")
+        if error.code() == KafkaError._STATE or error.code() in FENCED:
+            # The transaction has failed already; its commit will say so, and its events are read again.
+            self._doomed = _Dead(error.str())
+            return None
+        return super()._not_taken(problem, topic, partition)
 
     async def _connect(self) -> None:
         """Get a producer id, which fences any former holder of ours."""
         await off_loop(self._init)
         self._cold = False
+        self._alive_at = time.monotonic()
 
     async def ready(self) -> None:
         await self._prepare()
@@ -121,7 +146,7 @@ class TransactionalProducer(KafkaProducer):
             except KafkaException as problem:
                 error = cause(problem)
                 if error.fatal() or error.code() in FENCED:
-                    if error.code() in FENCED and not error.txn_requires_abort():
+                    if error.code() in FENCED and not error.txn_requires_abort() and not self._overslept():
                         raise self._error(error, name) from problem
                     if error.fatal():
                         raise _Dead(error.str()) from problem
@@ -152,6 +177,8 @@ class TransactionalProducer(KafkaProducer):
         await self._prepare()
         if not self._open:
             self._begin()
+        if self._doomed is not None:
+            await self._end(self._doomed, "send")
         # What can never be written must not be tried again with the next transaction: it is raised as it is.
         await self._flush()
         if self._refused is not None and not isinstance(self._refused, BrokerUnavailable | Fenced):
@@ -196,10 +223,12 @@ class TransactionalProducer(KafkaProducer):
         self._open = False
         self._queueing = True  # the next record begins the next transaction
         self._refused = None
+        self._doomed = None
+        self._alive_at = time.monotonic()
 
     async def _end(self, problem: Exception, name: str) -> NoReturn:
         """Undo the transaction, with its producer if need be."""
-        if self._fatal is not None and self._fatal.code() in FENCED:
+        if self._fatal is not None and self._fatal.code() in FENCED and not self._overslept():
             raise self._error(self._fatal, name) from problem
         if isinstance(problem, _Dead):
             await self._renew()
