@@ -86,6 +86,9 @@ class OutboxService(Part):
         self._outlet = outlet
 
     async def on_start(self) -> None:
+        # Before we join: our former self's open transaction keeps the committed positions of its
+        # partitions unreadable until this settles it.
+        await self._outbox.producer.ready()
         self._app.home.outlet = self._outlet
 
     async def end(self) -> None:

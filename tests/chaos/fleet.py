@@ -21,7 +21,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 PARTITIONS = 4
 KEYS = 50
 #: Seconds after which a run has failed. Several times what it takes when all is well.
-PATIENCE = 400.0
+PATIENCE = 240.0
 
 
 @dataclass
@@ -63,6 +63,7 @@ class Fleet:
         self.killed = 0
         self.draw = random.Random(seed)
         self.account = Account()
+        self.reached: dict[int, int] = {}
         self._directory = directory
         self._slots: list[subprocess.Popen[bytes] | None] = [None] * workers
         self._env = {
@@ -202,9 +203,22 @@ class Fleet:
         await producer.flush()
         await producer.close()
 
+    async def _where(self) -> str:
+        """How far everything has come, for who has to find out why something did not."""
+        broker = brokers.connect(self.url)
+        await broker.open(30)
+        tps = {end: [TopicPartition(f"{self.topic}-{end}", n) for n in range(PARTITIONS)] for end in ("in", "out")}
+        lines = [f"group: {await broker.describe_group(self.topic)}", f"read so far: {self.reached}"]
+        for end, partitions in tps.items():
+            lines.append(f"{end} ends: {list((await broker.end_offsets(partitions)).values())}")
+            lines.append(f"{end} with open: {list((await broker.end_offsets(partitions, with_open=True)).values())}")
+        await broker.close()
+        return "\n".join(lines)
+
     async def _read(self, reader: Reader, deadline: float) -> int:
         found = 0
         for batch in await reader.poll(0.2):
+            self.reached[batch.tp.partition] = batch.position
             for key, value in zip(batch.keys, batch.values):
                 n = int(value or b"")
                 self.account.seen[n] += 1
@@ -213,7 +227,8 @@ class Fleet:
         if time.monotonic() > deadline:
             missing = sorted(set(range(self.count)) - set(self.account.seen))
             logs = "\n".join(f"-- worker {slot}\n{self._log(slot)}" for slot in range(len(self._slots)))
-            raise AssertionError(f"{len(missing)} numbers did not come, from {missing[:10]} on\n{logs}")
+            where = await self._where()
+            raise AssertionError(f"{len(missing)} numbers did not come, from {missing[:10]} on\n{where}\n{logs}")
         return found
 
 

@@ -28,6 +28,15 @@ def node(kafka_tool: types.ModuleType, tmp_path: pathlib.Path) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_thirty_kills_lose_nothing_and_repeat_nothing_that_must_not_be(
+    node: Any, tmp_path: pathlib.Path, delivery: str
+) -> None:
+    fleet = Fleet(f"kafka://{node.bootstrap}", tmp_path, delivery=delivery, count=50_000, kills=30)
+    run(fleet)
+    verify(fleet, delivery)
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", pytest.param("exactly_once", marks=pytest.mark.soak)])
 def test_thirty_kills_and_two_of_the_broker_lose_nothing(node: Any, tmp_path: pathlib.Path, delivery: str) -> None:
     fleet = Fleet(f"kafka://{node.bootstrap}", tmp_path, delivery=delivery, count=50_000, kills=30)
 
