@@ -231,8 +231,14 @@ class App:
 
     def check(self) -> None:
         """Raise `ConfigurationError` for what can be seen to be wrong before any I/O."""
+        dead_letter = self.settings.dead_letter
         for agent in self.agents.values():
             agent.check()
+            if dead_letter in {topic.name for topic in agent.topics}:
+                raise ConfigurationError(
+                    f"dead_letter={dead_letter!r} is read by agent {agent.name!r}: what can't be decoded would come "
+                    "back to it for ever; give dead letters a topic that this app does not read"
+                )
             for topic in (*agent.topics, *([agent.to] if agent.to else [])):
                 if self.topics.get(topic.name) is not topic:
                     raise ConfigurationError(f"agent {agent.name!r}: {topic!r} belongs to another app")

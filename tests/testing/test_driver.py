@@ -389,6 +389,18 @@ def test_a_dead_letter_has_the_bytes_and_the_story() -> None:
         assert b"not int" in headers["agentic-error"]
 
 
+def test_a_dead_letter_topic_that_the_app_reads_is_refused() -> None:
+    app = App("loop", on_decode_error="dead_letter", dead_letter="numbers")
+
+    @app.agent(app.topic("numbers", value=int))
+    async def nothing(stream: Stream[int]) -> None:
+        async for _ in stream:
+            pass
+
+    with pytest.raises(ConfigurationError, match=r"dead_letter='numbers' is read by agent 'nothing'"), TestDriver(app):
+        pass
+
+
 def test_a_tombstone_is_none() -> None:
     app = App("tombstone")
     source = app.topic("source", key=str, value=int)
