@@ -14,7 +14,7 @@ from agentic.runtime.outbox import wall_ms
 
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
 def test_a_pause_right_after_a_seek_does_not_undo_it(cluster: Cluster, protocol: str) -> None:
-    """librdkafka's pause notes the last record that was consumed, from before the seek, and goes on there."""
+    """Nothing is read between the two, so that the last record consumed is one from before the seek."""
 
     async def scenario() -> None:
         async with cluster.open({"group.protocol": protocol}, numbers=1) as broker:
