@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from agentic.errors import ConfigurationError
-from agentic.topic import Source, Topic
+from agentic.topic import Source, Topic, name_of
 
 
 class Agent:
@@ -46,7 +46,9 @@ class Agent:
             ConfigurationError: `fn` is no async function of one argument, there is no source,
                 a source or `to` is none, or one topic is given twice.
         """
-        name = name or str(getattr(fn, "__name__", repr(fn)))
+        if name is not None and (not isinstance(name, str) or not name):
+            raise ConfigurationError(f"agent {name_of(fn)!r}: name={name!r}: a name is a string, and not an empty one")
+        name = name or name_of(fn)
         if not (inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn)):
             raise ConfigurationError(f"agent {name!r}: write it as async def {name}(stream)")
         try:

@@ -121,7 +121,7 @@ def resolve(
             values[name] = value
             origins[name] = origin
     if not values.get("name"):
-        raise ConfigurationError('an app needs a name: App("shop")')
+        raise ConfigurationError(f'{_shown("name", origins["name"])}: an app needs a name, as in App("shop")')
     settings = Settings(**values, origins=origins)  # type: ignore[arg-type]
     _check_together(settings)
     return settings
@@ -157,28 +157,38 @@ def _parse(name: str, text: str, hint: Any, origin: str) -> object:
     if types.NoneType in kinds and text == "":
         return None
     if timedelta in kinds:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", text.strip())
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", text.strip(), re.ASCII)
         if not match:
-            raise ConfigurationError(f"{shown}: {text!r} is no duration; write seconds as 1.5, or 500ms, 2m, 1h")
-        return timedelta(seconds=float(match[1]) * _UNITS[match[2] or "s"])
+            raise ConfigurationError(f"{shown}: {_quoted(text)} is no duration; write seconds as 1.5, or 500ms, 2m, 1h")
+        try:
+            return timedelta(seconds=float(match[1]) * _UNITS[match[2] or "s"])
+        except OverflowError:
+            raise ConfigurationError(f"{shown}: {_quoted(text)}: {_TOO_LONG}") from None
     if bool in kinds:
         try:
             return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[text.lower()]
         except KeyError:
-            raise ConfigurationError(f"{shown}: {text!r} is not yes or no; write true or false") from None
+            raise ConfigurationError(f"{shown}: {_quoted(text)} is not yes or no; write true or false") from None
     if int in kinds:
         try:
             return int(text)
         except ValueError:
-            raise ConfigurationError(f"{shown}: {text!r} is no whole number") from None
+            raise ConfigurationError(f"{shown}: {_quoted(text)} is no whole number") from None
     if dict in kinds or Mapping in kinds:
         import json
 
         try:
             return json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
+            # Not the text: there may be a password in it.
             raise ConfigurationError(f"{shown}: not a JSON object ({error})") from None
     return text
+
+
+def _quoted(value: object) -> str:
+    """A value as a message has it: what is wrong with a long one shows in its beginning."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _kinds(hint: Any) -> list[Any]:
@@ -201,7 +211,7 @@ def _check(name: str, value: object, hint: Any, origin: str) -> None:
         if value not in choices:
             near = difflib.get_close_matches(str(value), choices, 1, 0.5)
             raise ConfigurationError(
-                f"{shown}: {value!r} is none of {', '.join(map(repr, choices))}"
+                f"{shown}: {_quoted(value)} is none of {', '.join(map(repr, choices))}"
                 + (f"; did you mean {near[0]!r}?" if near else "")
             )
         return
@@ -214,9 +224,13 @@ def _check(name: str, value: object, hint: Any, origin: str) -> None:
         for kind in kinds
     )
     if not fits:
-        wanted = " or ".join("None" if kind is types.NoneType else kind.__name__ for kind in kinds)
-        raise ConfigurationError(f"{shown}: {value!r} is a {type(value).__name__}, and must be {wanted}")
+        wanted = " or ".join(_KIND_NAMES.get(kind, kind.__name__) for kind in kinds)
+        what = "it" if name == "kafka" else _quoted(value)  # there may be a password in it
+        raise ConfigurationError(f"{shown}: {what} is a {type(value).__name__}, and must be {wanted}")
 
+
+#: How a message calls a type whose own name says less.
+_KIND_NAMES: Mapping[Any, str] = {types.NoneType: "None", Mapping: "a mapping", timedelta: "a timedelta"}
 
 #: setting -> the least duration that makes sense, in seconds, and why.
 _LEAST = {
@@ -226,24 +240,54 @@ _LEAST = {
     "start_timeout": (0.1, "a broker needs time to answer"),
     "stop_timeout": (0.0, "a wait can't be negative"),
 }
+#: What an event loop's clock, a thread's wait and a broker's milliseconds can all count.
+LONGEST = timedelta(days=36_500)
+_TOO_LONG = f"must be at most {LONGEST.days:,} days; clocks can't count much further"
+#: By Kafka's rules, with room for what is put before or behind the name of an app.
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+#: The schemes that a driver has; `agentic.brokers.DRIVERS` says which. Here, where the message can
+#: tell where a wrong one came from.
+SCHEMES = ("kafka", "local", "memory")
 
 
 def _check_together(settings: Settings) -> None:
     def fail(name: str, why: str) -> typing.NoReturn:
-        raise ConfigurationError(f"{_shown(name, settings.origins[name])}: {getattr(settings, name)!r}: {why}")
+        raise ConfigurationError(f"{_shown(name, settings.origins[name])}: {_quoted(getattr(settings, name))}: {why}")
 
     for name, (least, why) in _LEAST.items():
         duration = getattr(settings, name)
         if duration is not None and duration.total_seconds() < least:
             fail(name, f"must be at least {least:g} s: {why}")
+        if duration is not None and duration > LONGEST:
+            fail(name, _TOO_LONG)
     if not _NAME.fullmatch(settings.name):
         fail("name", "use 1 to 200 of the characters A-Z a-z 0-9 . _ -, since topics and the group are named for it")
     if settings.instance is not None and not _NAME.fullmatch(settings.instance):
         fail("instance", "use 1 to 200 of the characters A-Z a-z 0-9 . _ -")
+    if settings.broker.partition("://")[0] not in SCHEMES or "://" not in settings.broker:
+        fail("broker", "no such scheme; write local://DIRECTORY, kafka://HOST:PORT or memory://")
+    if not settings.state_dir or "\0" in settings.state_dir:
+        fail("state_dir", "must be a directory's name")
     if settings.topic_partitions < 1:
         fail("topic_partitions", "a topic has at least one partition")
     if settings.max_buffered < 1:
         fail("max_buffered", "a worker must be able to hold an event")
     if settings.on_decode_error == "dead_letter" and settings.dead_letter is None:
         fail("on_decode_error", "needs the setting 'dead_letter', the topic to send to")
+    if settings.dead_letter is not None and not _TOPIC_NAME.fullmatch(settings.dead_letter):
+        fail("dead_letter", "a topic's name has 1 to 249 of the characters A-Z a-z 0-9 . _ -")
+    _check_kafka(settings)
+
+
+def _check_kafka(settings: Settings) -> None:
+    """A property is a name with a text, a number or a switch; some of librdkafka's are functions of ours."""
+    shown = _shown("kafka", settings.origins["kafka"])
+    for name, value in settings.kafka.items():
+        if not isinstance(name, str) or not name:
+            raise ConfigurationError(f"{shown}: {_quoted(name)} is no property's name; names are strings")
+        # Not shown: it may be a password.
+        if not isinstance(value, str | int | float | bool) and not callable(value):
+            raise ConfigurationError(
+                f"{shown}: property {name!r} is a {type(value).__name__}; give a string, a number, or true or false"
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -19,7 +20,8 @@ from agentic.stream import HeadersLike, Outlet, current_outlet
 K = TypeVar("K")
 V = TypeVar("V")
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+#: What brokers take for a name; `Topic` refuses "." and ".." besides.
+TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 #: A record on its way out: topic, key, value, timestamp, headers, partition (-1: by its key).
 Outgoing = tuple[str, bytes | None, bytes | None, int, Headers | None, int]
@@ -59,6 +61,11 @@ class Filtered(Source[K, V]):
     def __init__(self, source: Source[K, V], fn: Callable[[V], object]) -> None:
         if not callable(fn):
             raise ConfigurationError(f"topic {source.topic.name!r}: filter() takes a function of the value, not {fn!r}")
+        if is_async(fn):
+            raise ConfigurationError(
+                f"topic {source.topic.name!r}: filter() takes a plain function, and {name_of(fn)} is async: "
+                "what it returns would be true for each value; leave out async, or decide in the agent"
+            )
         self._source = source
         self._fn = fn
 
@@ -94,14 +101,25 @@ class Topic(Source[K, V]):
         internal: bool = False,
         config: Mapping[str, str] | None = None,
     ) -> None:
-        if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):
+        if not isinstance(name, str) or not TOPIC_NAME.fullmatch(name) or name in (".", ".."):
             raise ConfigurationError(
                 f"topic name {name!r}: use 1 to 249 of the characters A-Z a-z 0-9 . _ -, and not . or .. alone"
             )
-        if partitions is not None and (not isinstance(partitions, int) or partitions < 1):
-            raise ConfigurationError(f"topic {name!r}: partitions must be at least 1, not {partitions!r}")
+        if partitions is not None and (not isinstance(partitions, int) or partitions is True or partitions < 1):
+            raise ConfigurationError(f"topic {name!r}: partitions must be a number, at least 1, not {partitions!r}")
         if codec is not None and value is not None:
             raise ConfigurationError(f"topic {name!r}: value= and codec= exclude each other; a codec knows its type")
+        if timestamp is not None and (not callable(timestamp) or is_async(timestamp)):
+            raise ConfigurationError(
+                f"topic {name!r}: timestamp= takes a plain function of the value that returns milliseconds "
+                f"or an aware datetime, not {name_of(timestamp)}"
+            )
+        if codec is not None and (isinstance(codec, type) or not isinstance(codec, Codec)):
+            raise ConfigurationError(
+                f"topic {name!r}: codec= takes an object with decode(bytes) and encode(value), not {name_of(codec)}"
+                + (f"; write {codec.__name__}()" if isinstance(codec, type) else "")
+            )
+        _check_config(name, config)
         self._home = home
         self.name = name
         self.key: Codec[Any] = codecs.key_codec(key)
@@ -192,6 +210,32 @@ class Topic(Source[K, V]):
 
     def __repr__(self) -> str:
         return f"<Topic {self.name}>"
+
+
+def is_async(fn: Any) -> bool:
+    """Would calling this only make a coroutine or an async generator?"""
+    calls = [fn, getattr(fn, "__call__", None)]  # noqa: B004 - an object's own __call__ may be the async one
+    return any(inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call) for call in calls)
+
+
+def name_of(thing: Any) -> str:
+    """What a message calls a thing that a user gave us: its own name, or how it is written."""
+    return str(getattr(thing, "__name__", None) or repr(thing))
+
+
+def _check_config(topic: str, config: object) -> None:
+    if config is None:
+        return
+    if not isinstance(config, Mapping):
+        raise ConfigurationError(
+            f'topic {topic!r}: config={config!r} is no mapping; write config={{"retention.ms": "-1"}}'
+        )
+    for name, value in config.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise ConfigurationError(
+                f"topic {topic!r}: config has {name!r}: {value!r}; Kafka's names and values are strings, as in "
+                f'config={{"{name}": "{value}"}}'
+            )
 
 
 def wire_headers(headers: HeadersLike | None) -> Headers | None:

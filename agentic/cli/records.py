@@ -209,5 +209,8 @@ def when(text: str) -> int:
 
 
 def clock_time(timestamp: int) -> str:
-    """Return a timestamp as people read it, in UTC."""
-    return datetime.fromtimestamp(timestamp / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
+    """Return a timestamp as people read it, in UTC; its milliseconds where no calendar has it."""
+    try:
+        return datetime.fromtimestamp(timestamp / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
+    except (ValueError, OverflowError, OSError):
+        return f"{timestamp} ms"

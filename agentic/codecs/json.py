@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import msgspec.inspect
 import orjson
 
 from agentic.errors import CodecError, ConfigurationError
@@ -75,6 +76,11 @@ class Typed:
             raise ConfigurationError(
                 f"no codec for type {declared!r}: {error}; give a codec= object with decode(bytes) and encode(value)"
             ) from None
+        if (foreign := _foreign(msgspec.inspect.type_info(declared))) is not None:
+            raise ConfigurationError(
+                f"no codec for type {declared!r}: nothing says how a {foreign.__name__} is written as JSON; make it a "
+                "dataclass or a msgspec Struct, or give a codec= object with decode(bytes) and encode(value)"
+            )
         self._exact = declared if isinstance(declared, type) else None
 
     def encode(self, value: Any, /) -> bytes:
@@ -99,6 +105,20 @@ class Typed:
             return msgspec.convert(value, self.declared)
         except msgspec.ValidationError as error:
             raise CodecError(str(error)) from None
+
+
+def _foreign(info: Any, seen: tuple[Any, ...] = ()) -> type | None:
+    """The class within a type that msgspec lets pass, and could never decode: each record would be refused."""
+    if isinstance(info, msgspec.inspect.CustomType):
+        return info.cls
+    if info in seen:
+        return None
+    parts = [getattr(info, part, None) for part in ("item_type", "key_type", "value_type")]
+    parts += [*getattr(info, "item_types", ()), *getattr(info, "types", ())]
+    # A field that has a default may never come.
+    parts += [field.type for field in getattr(info, "fields", ()) if field.required]
+    found = (_foreign(part, (*seen, info)) for part in parts if part is not None)
+    return next((cls for cls in found if cls is not None), None)
 
 
 class Model:

@@ -174,7 +174,7 @@ def test_half_a_setting_is_refused(own: Shell, text: str) -> None:
 
 def test_an_unknown_broker_scheme_is_refused(own: Shell) -> None:
     line = own.error("-A", "app", "topics", "--broker", "redis://x")
-    assert line == "broker 'redis://x': no such scheme; write local://DIRECTORY, kafka://HOST:PORT or memory://"
+    assert line == "setting 'broker': 'redis://x': no such scheme; write local://DIRECTORY, kafka://HOST:PORT or memory://"
 
 
 def test_a_log_directory_that_is_a_file_is_an_error_on_one_line(own: Shell) -> None:

@@ -278,3 +278,34 @@ def test_importing_agentic_imports_no_pydantic_and_no_loop() -> None:
     program = f"import sys, agentic; print([name for name in {heavy!r} if name in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"
+
+
+class Plain:
+    """A class of which nothing says how it is written."""
+
+
+@dataclass
+class Holder:
+    plain: Plain
+
+
+@dataclass
+class MayHold:
+    plain: Plain | None = None
+    n: int = 0
+
+
+class Tree(msgspec.Struct):
+    left: Tree | None
+    n: int
+
+
+@pytest.mark.parametrize("declared", [Plain, list[Plain], dict[str, Plain], Plain | None, tuple[int, Plain], Holder])
+def test_a_class_that_no_record_could_ever_be_decoded_to_is_refused_at_its_declaration(declared: Any) -> None:
+    with pytest.raises(ConfigurationError, match="nothing says how a Plain is written as JSON"):
+        value_codec(declared)
+
+
+def test_a_foreign_class_in_a_field_with_a_default_and_a_type_that_holds_itself_are_taken() -> None:
+    assert value_codec(MayHold).decode(b'{"n": 1}') == MayHold(None, 1)
+    assert value_codec(Tree).decode(b'{"left": {"left": null, "n": 1}, "n": 2}').left.n == 1

@@ -16,6 +16,9 @@ from agentic.errors import BrokerError, ConfigurationError, TopicExists, Unknown
 #: Kafka's rule for topic names.
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
+#: Partitions that a topic may have: each is a row of its own, made and looked at with the others.
+PARTITION_LIMIT = 10_000
+
 #: Bytes that a record may have unless the option ``record_limit`` says otherwise.
 RECORD_LIMIT = 64 << 20
 
@@ -34,6 +37,8 @@ def check_spec(spec: TopicSpec) -> None:
         raise BrokerError(f"topic {spec.name!r}: a name has 1 to 249 of the characters A-Z a-z 0-9 . _ -")
     if spec.partitions < 1:
         raise BrokerError(f"topic {spec.name!r}: {spec.partitions} partitions; a topic has at least one")
+    if spec.partitions > PARTITION_LIMIT:
+        raise BrokerError(f"topic {spec.name!r}: {spec.partitions} partitions; give at most {PARTITION_LIMIT:,}")
     for what, limit in (("retention_ms", spec.retention_ms), ("retention_bytes", spec.retention_bytes)):
         if limit is not None and limit < 0:
             raise BrokerError(f"topic {spec.name!r}: {what} {limit}: must be at least 0, or None for no limit")
