@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from agentic.errors import ConfigurationError
+from agentic.table import Table
 from agentic.topic import Source, Topic, name_of
+from agentic.uses import tables_used
 
 
 class Agent:
@@ -22,13 +24,20 @@ class Agent:
     """
 
     def __init__(
-        self, fn: Callable[..., Any], sources: Sequence[Source[Any, Any]], *, to: Topic[Any, Any] | None, name: str
+        self,
+        fn: Callable[..., Any],
+        sources: Sequence[Source[Any, Any]],
+        *,
+        to: Topic[Any, Any] | None,
+        name: str,
+        tables: Sequence[Table[Any, Any]] = (),
     ) -> None:
         self.name = name
         self.fn = fn
         self.sources = tuple(sources)
         self.to = to
         self.yields = inspect.isasyncgenfunction(fn)
+        self._tables = tuple(tables)
         self.__doc__ = fn.__doc__
 
     @classmethod
@@ -39,12 +48,13 @@ class Agent:
         *,
         to: Topic[Any, Any] | None,
         name: str | None,
+        tables: Sequence[Table[Any, Any]] = (),
     ) -> Agent:
         """Check the shape of a declaration and record it.
 
         Raises:
             ConfigurationError: `fn` is no async function of one argument, there is no source,
-                a source or `to` is none, or one topic is given twice.
+                a source, `to` or a table is none, or one topic is given twice.
         """
         if name is not None and (not isinstance(name, str) or not name):
             raise ConfigurationError(f"agent {name_of(fn)!r}: name={name!r}: a name is a string, and not an empty one")
@@ -67,12 +77,20 @@ class Agent:
         topics = [source.topic.name for source in sources]
         if twice := next((topic for topic in topics if topics.count(topic) > 1), None):
             raise ConfigurationError(f"agent {name!r}: topic {twice!r} is given twice; make one filter() of the two")
-        return cls(fn, sources, to=to, name=name)
+        for table in tables:
+            if not isinstance(table, Table):
+                raise ConfigurationError(f"agent {name!r}: {table!r} is no table; make one by app.table(…)")
+        return cls(fn, sources, to=to, name=name, tables=tables)
 
     @property
     def topics(self) -> tuple[Topic[Any, Any], ...]:
         """The topics that it reads."""
         return tuple(source.topic for source in self.sources)
+
+    @property
+    def tables(self) -> tuple[Table[Any, Any], ...]:
+        """The tables that it uses: those declared for it, and those that its code refers to by now."""
+        return tuple(dict.fromkeys((*self._tables, *tables_used(self.fn))))
 
     def check(self) -> None:
         """Raise `ConfigurationError` where the agent yields and has nowhere to."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from agentic import settings as _settings
@@ -14,6 +14,7 @@ from agentic.codecs import Codec
 from agentic.errors import ConfigurationError
 from agentic.metrics import Metrics
 from agentic.settings import Settings
+from agentic.table import Table
 from agentic.topic import Home, Source, Topic, nearest
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -58,6 +59,7 @@ class App:
         self.settings: Settings = _settings.resolve(self._given)
         self.metrics = Metrics()
         self.topics: dict[str, Topic[Any, Any]] = {}
+        self.tables: dict[str, Table[Any, Any]] = {}
         self.agents: dict[str, Agent] = {}
         self.commands: dict[str, Command] = {}
         self.tasks: list[Callable[[], Awaitable[None]]] = []
@@ -124,8 +126,56 @@ class App:
         self.topics[full] = topic
         return topic
 
+    def table(
+        self,
+        name: str,
+        *,
+        key: Any = None,
+        value: Any = None,
+        default: Callable[[], Any] | None = None,
+        ttl: timedelta | None = None,
+        source: Topic[Any, Any] | None = None,
+        changelog: bool = True,
+        check_keys: bool = True,
+    ) -> Table[Any, Any]:
+        """Declare a table: a dict that is partitioned, durable, and right after any crash.
+
+        Args:
+            name: unique in the app; its changelog is the topic ``<app>-<name>-changelog``.
+            key, value: types, as for topics; with `source`, by default that topic's.
+            default: gives the value of a key without a row, as ``default=int`` does for a count.
+            ttl: how long a row lives after its last update, by the time of the events.
+            source: a topic whose records fill the table, the last of each key; a tombstone deletes.
+                It is its own changelog, and agents only read such a table.
+            changelog: False for scratch state that need not survive the worker's disk.
+            check_keys: False lets an agent write keys of other partitions, each task its own rows of them.
+
+        Raises:
+            ConfigurationError: a name, type or duration that can't be, or a table of this name is
+                declared already.
+        """
+        if name in self.tables:
+            raise ConfigurationError(f"table {name!r} is declared twice; keep the first in a variable and use that")
+        table: Table[Any, Any] = Table(
+            self.name,
+            name,
+            key=key,
+            value=value,
+            default=default,
+            ttl=ttl,
+            source=source,
+            changelog=changelog,
+            check_keys=check_keys,
+        )
+        self.tables[name] = table
+        return table
+
     def agent(
-        self, *sources: Source[Any, Any], to: Topic[Any, Any] | None = None, name: str | None = None
+        self,
+        *sources: Source[Any, Any],
+        to: Topic[Any, Any] | None = None,
+        name: str | None = None,
+        tables: Sequence[Table[Any, Any]] = (),
     ) -> Callable[[Callable[..., Any]], Agent]:
         """Declare an agent: ``async def fn(stream)`` over the events of `sources`.
 
@@ -134,6 +184,7 @@ class App:
                 by their timestamps, the smallest first, as far as they are there.
             to: where the agent's yields go. Without it, it may not yield.
             name: by default the function's.
+            tables: tables that it uses, beside those that its code refers to by name: those are found.
 
         Raises:
             ConfigurationError: not an async function of one argument, no source, or a name that
@@ -141,7 +192,7 @@ class App:
         """
 
         def declare(fn: Callable[..., Any]) -> Agent:
-            agent = Agent.declare(fn, sources, to=to, name=name)
+            agent = Agent.declare(fn, sources, to=to, name=name, tables=tables)
             if agent.name in self.agents:
                 raise ConfigurationError(f"agent {agent.name!r} is declared twice; give one of them a name=")
             self.agents[agent.name] = agent

@@ -77,3 +77,15 @@ class DecodeFailed(CodecError):
 
 class TaskFailed(AgenticError):
     """A coroutine declared by ``@app.task``, or the app's lifespan, raised."""
+
+
+class TableUnavailable(AgenticError):
+    """A table was used where there is no partition of it: outside of an agent's loop, or after the task left."""
+
+
+class WrongPartition(AgenticError):
+    """A key belongs to another partition than the task's own. `Topic.group_by` brings events to their key's task."""
+
+
+class StateMismatch(BrokerError):
+    """A local store, or a changelog, belongs to something else than the table that is declared."""

@@ -1,1 +1,1 @@
-"""What a task remembers: its rows on disk, the writes before they get there, and the changelog that brings them back."""
+"""What a task remembers: its rows on disk, the writes on their way there, and the changelog that brings them back."""

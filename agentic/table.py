@@ -1,0 +1,324 @@
+"""Tables as an app declares them: a dict that is partitioned, durable and backed by a changelog.
+
+Inside an agent a table is the mapping of the task's own partition. What an event writes is
+seen by that event at once, and by everyone else when the event is complete; if the agent
+raises, nothing of it is left. The classes here say what a table promises; the worker has the
+*views* that do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, MutableMapping, ValuesView
+from contextvars import ContextVar
+from datetime import datetime, timedelta
+from typing import Any, Final, Protocol, TypeVar, cast
+
+from agentic import codecs
+from agentic.brokers.base import TopicSpec
+from agentic.codecs import Codec
+from agentic.core.times import timestamp_ms
+from agentic.errors import CodecError, ConfigurationError, TableUnavailable
+from agentic.topic import TOPIC_NAME, Topic
+
+K = TypeVar("K")
+V = TypeVar("V")
+D = TypeVar("D")
+
+
+class _Missing:
+    """Stands for a row that is not there."""
+
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
+MISSING: Final = _Missing()
+
+
+class View(Protocol):
+    """A table as one agent's instance sees it in one task."""
+
+    def get(self, key: Any) -> Any:
+        """Return the value of a key, `MISSING` without any."""
+
+    def set(self, key: Any, value: Any) -> None: ...
+
+    def remove(self, key: Any) -> bool:
+        """Delete a row; return whether there was one."""
+
+    def scan(self, start: Any, stop: Any, prefix: Any, reverse: bool) -> Iterator[tuple[Any, Any]]:
+        """Iterate over rows in the order of the keys; `MISSING` for a bound means none."""
+
+    def count(self) -> int:
+        """Return the number of rows."""
+
+    def at(self, key: Any, timestamp: int) -> Any:
+        """Return the value as of `timestamp`, `MISSING` without any."""
+
+
+#: What the code that runs can see: set by the worker around each agent.
+current_views: ContextVar[Mapping[Table[Any, Any], View]] = ContextVar("agentic_views")
+
+
+class Table(MutableMapping[K, V]):
+    """A table: rows by key, each task its own partition. Made by `App.table`; does no I/O.
+
+    Iteration goes in the order of the keys: numbers by size, text by code points, bytes and
+    other keys by their bytes. A value got from a table is the caller's: changing it in place
+    changes nothing until it is assigned.
+
+    Attributes:
+        name: unique in the app.
+        key, value: the codecs; they make the changelog's records.
+        default: gives the value of a key without a row, for ``table[key]``.
+        ttl: how long a row lives after its last update, by the task's clock; None: for ever.
+        source: the topic that fills the table and serves as its changelog, None for a table of agents.
+        changelog: whether its rows survive the loss of the worker's disk.
+        check_keys: whether a key that belongs to another partition is refused.
+    """
+
+    def __init__(
+        self,
+        app: str,
+        name: str,
+        *,
+        key: Any = None,
+        value: Any = None,
+        default: Callable[[], V] | None = None,
+        ttl: timedelta | None = None,
+        source: Topic[Any, Any] | None = None,
+        changelog: bool = True,
+        check_keys: bool = True,
+    ) -> None:
+        if not isinstance(name, str) or not TOPIC_NAME.fullmatch(name):
+            raise ConfigurationError(f"table name {name!r}: use 1 to 249 of the characters A-Z a-z 0-9 . _ -")
+        if default is not None and not callable(default):
+            raise ConfigurationError(
+                f"table {name!r}: default={default!r} is no function; write default=int, or a lambda"
+            )
+        if ttl is not None and (not isinstance(ttl, timedelta) or ttl < timedelta(milliseconds=1)):
+            raise ConfigurationError(f"table {name!r}: ttl={ttl!r} must be a timedelta of at least a millisecond")
+        if source is not None and not isinstance(source, Topic):
+            raise ConfigurationError(f"table {name!r}: source={source!r} is no topic; make one by app.topic(…)")
+        if source is not None and not changelog:
+            raise ConfigurationError(f"table {name!r}: source= is its changelog; changelog=False contradicts it")
+        if source is not None and not (source.key_declared or key is not None):
+            raise ConfigurationError(f"table {name!r}: say the type of its keys: app.topic({source.name!r}, key=…)")
+        self.name = name
+        self.key_type = key
+        self.value_type = value
+        self.key: Codec[Any] = source.key if source is not None and key is None else codecs.key_codec(key)
+        self.value: Codec[Any] = source.value if source is not None and value is None else codecs.value_codec(value)
+        self.default = default
+        self.ttl = ttl
+        self.source = source
+        self.changelog = changelog
+        self.check_keys = check_keys
+        self._app = app
+
+    @property
+    def ttl_ms(self) -> int | None:
+        """The time to live in milliseconds."""
+        return None if self.ttl is None else self.ttl // timedelta(milliseconds=1)
+
+    @property
+    def changelog_topic(self) -> str | None:
+        """The name of the topic that has all its rows; None for scratch state."""
+        if self.source is not None:
+            return self.source.name
+        return f"{self._app}-{self.name}-changelog" if self.changelog else None
+
+    def spec(self, partitions: int) -> TopicSpec | None:
+        """Return what its changelog is to be like where it is made; None where nothing is to be made."""
+        if self.source is not None or self.changelog_topic is None:
+            return None
+        return TopicSpec(self.changelog_topic, partitions, compacted=True)
+
+    @property
+    def shape(self) -> str:
+        """What the rows of its store are: rows of another shape are not taken for its own."""
+        return f"{_declared(self.key)} to {_declared(self.value)}"
+
+    # -- the mapping --------------------------------------------------------------------------
+
+    def _view(self) -> View:
+        try:
+            return current_views.get()[self]
+        except LookupError:
+            raise self._unavailable() from None
+
+    def _unavailable(self) -> TableUnavailable:
+        if current_views.get(None) is None:
+            return TableUnavailable(
+                f"table {self.name!r}: outside of an agent there is no partition to look into; use it in an agent's "
+                "loop, or look from outside with 'agentic tables'"
+            )
+        return TableUnavailable(
+            f"table {self.name!r}: that this agent uses it can't be seen from its code; "
+            f"declare it: @app.agent(…, tables=[…])"
+        )
+
+    def __getitem__(self, key: K) -> V:
+        try:
+            view = current_views.get()[self]
+        except LookupError:
+            raise self._unavailable() from None
+        value = view.get(key)
+        if value is MISSING:
+            if self.default is None:
+                raise KeyError(key)
+            return self.default()
+        return cast(V, value)
+
+    def __setitem__(self, key: K, value: V) -> None:
+        try:
+            view = current_views.get()[self]
+        except LookupError:
+            raise self._unavailable() from None
+        view.set(key, value)
+
+    def __delitem__(self, key: K) -> None:
+        if not self._view().remove(key):
+            raise KeyError(key)
+
+    def __contains__(self, key: object) -> bool:
+        return self._view().get(key) is not MISSING
+
+    def __iter__(self) -> Iterator[K]:
+        return (key for key, _ in self._view().scan(MISSING, MISSING, MISSING, False))
+
+    def __reversed__(self) -> Iterator[K]:
+        return (key for key, _ in self._view().scan(MISSING, MISSING, MISSING, True))
+
+    def __len__(self) -> int:
+        return self._view().count()
+
+    def __bool__(self) -> bool:
+        # A declaration is never empty, and `if table` must not count rows by accident.
+        return True
+
+    def get(self, key: K, default: Any = None) -> Any:
+        """Return the value of `key`, or `default`; the table's own default is not asked."""
+        value = self._view().get(key)
+        return default if value is MISSING else value
+
+    def pop(self, key: K, default: Any = MISSING) -> Any:
+        """Remove a row and return its value; `default` without a row, or KeyError where none is given."""
+        view = self._view()
+        value = view.get(key)
+        if value is MISSING:
+            if default is MISSING:
+                raise KeyError(key)
+            return default
+        view.remove(key)
+        return value
+
+    def setdefault(self, key: K, default: Any = None) -> Any:
+        """Return the value of `key`; without a row, write `default` (or the table's own) first."""
+        view = self._view()
+        value = view.get(key)
+        if value is MISSING:
+            value = self.default() if default is None and self.default is not None else default
+            view.set(key, value)
+        return value
+
+    def items(self) -> ItemsView[K, V]:
+        """The rows of this task's partition, in the order of the keys."""
+        return _Items(self)
+
+    def keys(self) -> KeysView[K]:
+        """The keys of this task's partition, in order."""
+        return KeysView(self)
+
+    def values(self) -> ValuesView[V]:
+        """The values of this task's partition, in the order of the keys."""
+        return _Values(self)
+
+    def range(self, start: K | None = None, stop: K | None = None, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
+        """Iterate over the rows with ``start <= key < stop``, in the order of the keys.
+
+        Args:
+            start, stop: keys; None: no bound.
+            reverse: from the last to the first.
+        """
+        return self._view().scan(
+            MISSING if start is None else start, MISSING if stop is None else stop, MISSING, reverse
+        )
+
+    def prefix(self, prefix: Any, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
+        """Iterate over the rows whose key begins with `prefix`: for str, bytes and tuple keys.
+
+        Args:
+            prefix: the beginning of a str or bytes key, or the first parts of a tuple key.
+            reverse: from the last to the first.
+
+        Raises:
+            TypeError: keys of this type have no beginning.
+        """
+        return self._view().scan(MISSING, MISSING, prefix, reverse)
+
+    # A declaration is itself, whatever rows it has at some place.
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __repr__(self) -> str:
+        return f"<Table {self.name}>"
+
+    # -- what views need ----------------------------------------------------------------------
+
+    def encode_key(self, encode: Callable[[Any], bytes], key: Any) -> bytes:
+        """Return a key's bytes, or raise a `CodecError` that names the table, the type wanted and the type got."""
+        if key is None:
+            raise CodecError(f"table {self.name!r}: None is no key")
+        try:
+            return encode(key)
+        except (TypeError, ValueError, CodecError):
+            # Said again in words: the codec names what it wants.
+            codecs.encode(self.key, key, f"key of table {self.name!r}")
+            raise
+
+    def encode_value(self, value: Any) -> bytes:
+        """Return a value's bytes, or raise a `CodecError` that names the table, the type wanted and the type got."""
+        if value is None:
+            raise CodecError(f"table {self.name!r}: None is no value: del table[key] removes a row")
+        return codecs.encode(self.value, value, f"value of table {self.name!r}")
+
+
+class _Items(ItemsView[K, V]):
+    """Rows by one scan instead of a lookup a key."""
+
+    def __init__(self, table: Table[K, V]) -> None:
+        super().__init__(table)
+        self._table = table
+
+    def __iter__(self) -> Iterator[tuple[K, V]]:
+        return self._table._view().scan(MISSING, MISSING, MISSING, False)
+
+    def __reversed__(self) -> Iterator[tuple[K, V]]:
+        return self._table._view().scan(MISSING, MISSING, MISSING, True)
+
+
+class _Values(ValuesView[V]):
+    """Values by one scan instead of a lookup a key."""
+
+    def __init__(self, table: Table[Any, V]) -> None:
+        super().__init__(table)
+        self._table = table
+
+    def __iter__(self) -> Iterator[V]:
+        return (value for _, value in self._table._view().scan(MISSING, MISSING, MISSING, False))
+
+    def __reversed__(self) -> Iterator[V]:
+        return (value for _, value in self._table._view().scan(MISSING, MISSING, MISSING, True))
+
+
+def _declared(codec: Codec[Any]) -> str:
+    declared = getattr(codec, "declared", type(codec))
+    return "JSON" if declared is None else getattr(declared, "__qualname__", str(declared))
+
+
+def as_of(timestamp: int | datetime) -> int:
+    """Return the milliseconds of a point in time that a user gave."""
+    return timestamp_ms(timestamp)
