@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import lmdb
 import pytest
 from broker_support import Log, read_all
 
-from agentic.brokers.base import TopicPartition, TopicSpec
+from agentic.brokers.base import Position, TopicPartition, TopicSpec
 from agentic.brokers.local import LocalBroker, layout
 from agentic.brokers.local.environment import Environment
 from agentic.errors import BrokerError, ConfigurationError, RecordTooLarge, StorageCorrupt
@@ -35,6 +36,22 @@ def refusal(directory: Path, kind: type[BrokerError]) -> str:
     messages: list[str] = []
     asyncio.run(open_it())
     return messages[0]
+
+
+class Listening:
+    """A listener that says when partitions have come."""
+
+    def __init__(self, assigned: asyncio.Event) -> None:
+        self._assigned = assigned
+
+    async def on_assigned(self, positions: Mapping[TopicPartition, Position | None]) -> None:
+        self._assigned.set()
+
+    async def on_revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        pass
+
+    async def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        pass
 
 
 async def fill(broker: Any, topic: str, count: int, size: int = 100) -> None:
@@ -182,6 +199,115 @@ def test_a_truncated_file_is_refused_before_a_page_of_it_is_read(filled: Path, p
     os.truncate(file, int(file.stat().st_size * part))
     message = refusal(filled, StorageCorrupt)
     assert "truncated" in message and "backup" in message
+
+
+@pytest.mark.parametrize("with_lock", [True, False])
+def test_a_file_that_lost_all_its_bytes_is_no_new_log(filled: Path, with_lock: bool) -> None:
+    os.truncate(filled / "data.mdb", 0)
+    if not with_lock:
+        (filled / "lock.mdb").unlink()
+    assert "no bytes left" in refusal(filled, StorageCorrupt)
+    assert (filled / "data.mdb").stat().st_size == 0
+
+
+def test_what_a_dead_process_left_of_a_new_log_is_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / ".new").mkdir()
+    (tmp_path / ".new" / "data.mdb").write_bytes(b"half")
+
+    async def scenario() -> None:
+        broker = LocalBroker(f"local://{tmp_path}")
+        await broker.open(1)
+        assert await broker.topics() == {}
+        await broker.close()
+
+    asyncio.run(scenario())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.mdb", "lock.mdb"]
+
+
+def test_several_processes_that_begin_a_log_at_once_begin_the_same_one(tmp_path: Path) -> None:
+    program = """
+        import asyncio, sys
+        from agentic.brokers.base import TopicSpec
+        from agentic.brokers.local import LocalBroker
+        async def main():
+            sys.stdin.readline()
+            broker = LocalBroker("local://" + sys.argv[1])
+            await broker.open(5)
+            await broker.create_topics([TopicSpec(sys.argv[2])])
+            await broker.close()
+        asyncio.run(main())
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "log")]
+    writers = [subprocess.Popen([*command, f"t{n}"], stdin=subprocess.PIPE, text=True) for n in range(4)]
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    for writer in writers:
+        writer.communicate(timeout=60)
+        assert writer.returncode == 0
+
+    async def look() -> dict[str, int]:
+        broker = LocalBroker(f"local://{tmp_path / 'log'}")
+        await broker.open(5)
+        topics = await broker.topics()
+        await broker.close()
+        return topics
+
+    assert asyncio.run(look()) == {f"t{n}": 1 for n in range(4)}
+
+
+def remove_directory(directory: Path) -> None:
+    shutil.rmtree(directory)
+
+
+def remove_file(directory: Path) -> None:
+    (directory / "data.mdb").unlink()
+
+
+def remove_lock(directory: Path) -> None:
+    (directory / "lock.mdb").unlink()
+
+
+def move(directory: Path) -> None:
+    directory.rename(directory.with_name("elsewhere"))
+
+
+def replace(directory: Path) -> None:
+    copy = directory.with_name("copy")
+    shutil.copytree(directory, copy)
+    shutil.rmtree(directory)
+    copy.rename(directory)
+
+
+def cut(directory: Path) -> None:
+    os.truncate(directory / "data.mdb", 8_192)
+
+
+@pytest.mark.parametrize("harm", [remove_directory, remove_file, remove_lock, move, replace, cut])
+@pytest.mark.parametrize("work", ["read", "write", "follow"])
+async def test_a_log_that_is_taken_away_under_its_users_is_told_of(
+    filled: Path, harm: Callable[[Path], None], work: str
+) -> None:
+    """What they wrote would be lost with the file, and what they read would be of a log that is no more."""
+    broker = LocalBroker(f"local://{filled}")
+    await broker.open(1)
+    consumer = broker.consumer("g", ["t"])
+    assigned = asyncio.Event()
+    if work == "follow":
+        await consumer.start(Listening(assigned))
+        await assigned.wait()
+    harm(filled)
+    with pytest.raises(StorageCorrupt, match="while it was in use") as caught:
+        if work == "read":
+            await broker.topics()
+        elif work == "write":
+            await broker.create_topics([TopicSpec("u")])
+        else:
+            while True:
+                await consumer.poll(60)
+    assert str(filled) in str(caught.value)
+    await broker.close()
 
 
 @pytest.mark.parametrize("writes_after", [0, 1])

@@ -30,6 +30,8 @@ try:
 except ImportError:  # a platform without limits
     resource = None  # type: ignore[assignment]
 
+from agentic.brokers.local import creation
+from agentic.brokers.local.creation import DATA_FILE, LOCK_FILE, OWN_FILES
 from agentic.brokers.local.layout import DATABASES, FORMAT, FORMAT_KEY, U64
 from agentic.errors import BrokerError, StorageCorrupt, StorageFull
 
@@ -40,9 +42,6 @@ MAP_SIZES = (64 << 30, 8 << 30, 1 << 30, 256 << 20)
 ROOM = 32 << 20
 SYNC_EVERY = 0.1
 MAX_READERS = 1_024
-DATA_FILE = "data.mdb"
-#: What LMDB puts into a directory.
-OWN_FILES = {DATA_FILE, "lock.mdb"}
 
 #: A bad transaction is one that met damage before: nothing of ours goes on with one that failed.
 _DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.PanicError, lmdb.BadTxnError)
@@ -58,6 +57,7 @@ class Environment:
     def __init__(self, directory: Path, map_size: int | None, sync: bool) -> None:
         self.directory = directory
         self.file = directory / DATA_FILE
+        self._lock_file = directory / LOCK_FILE
         self._users = 0
         self._map_size = map_size
         self._sync = sync
@@ -66,6 +66,7 @@ class Environment:
         try:
             with self._errors("be opened"):
                 self._page = self.lmdb.stat()["psize"]
+                self._opened, self._length = self._look()
                 self._check_length()
                 self.lmdb.reader_check()
                 self.db = self._databases()
@@ -109,18 +110,16 @@ class Environment:
             raise StorageCorrupt(
                 f"{self.directory}: not a log, it has other files ({foreign[0]}); give an empty or new directory"
             )
+        creation.make(self.directory)
+        if os.stat(self.file).st_size == 0:
+            # LMDB would make a new one of it, and nobody would miss the records.
+            raise StorageCorrupt(
+                f"{self.file}: truncated, it has no bytes left; restore it from a backup, or remove it to begin anew"
+            )
 
     def _databases(self) -> dict[bytes, Any]:
-        """Open the databases; in an empty environment make them, all in one transaction."""
         with self.lmdb.begin() as txn:
             names = {bytes(key) for key in txn.cursor().iternext(values=False)}
-        if not names:
-            with self.lmdb.begin(write=True) as txn:
-                # Another process may have been quicker: then this makes nothing new.
-                made = {name: self.lmdb.open_db(name, txn=txn) for name in DATABASES}
-                if txn.get(FORMAT_KEY, db=made[b"meta"]) is None:
-                    txn.put(FORMAT_KEY, U64.pack(FORMAT), db=made[b"meta"])
-            names = set(DATABASES)
         if b"meta" not in names:
             raise StorageCorrupt(f"{self.file}: an LMDB file of another program; give another directory: local://DIR")
         meta = self.lmdb.open_db(b"meta", create=False)
@@ -163,9 +162,35 @@ class Environment:
         if missing := self._missing():
             os.truncate(self.file, os.stat(self.file).st_size + missing)
 
+    def _look(self) -> tuple[tuple[int, int, int], int]:
+        """Which files stand in the directory now, and how long the log is."""
+        log, lock = os.stat(self.file), os.stat(self._lock_file)
+        return (log.st_dev, log.st_ino, lock.st_ino), log.st_size
+
+    def _check_there(self) -> None:
+        """What is written to a file that was removed is lost, and a page beyond the end of one that was
+        cut ends the process by a signal. A look costs some microseconds.
+        """
+        try:
+            opened, length = self._look()
+        except (FileNotFoundError, NotADirectoryError):
+            opened, length = None, 0
+        if opened != self._opened:
+            raise StorageCorrupt(
+                f"{self.directory}: the log was {'replaced' if opened else 'removed'} while it was in use; put the"
+                " directory back, or start again to begin anew"
+            )
+        if length < self._length:
+            raise StorageCorrupt(
+                f"{self.file}: truncated while it was in use, from {self._length} bytes to {length}; restore it from a"
+                " backup, or move it away"
+            )
+        self._length = length
+
     @contextmanager
     def read(self) -> Iterator[Any]:
         with self._errors("be read"):
+            self._check_there()
             try:
                 txn = self.lmdb.begin()
             except lmdb.MapResizedError:
@@ -185,6 +210,7 @@ class Environment:
             error, self._sync_error = self._sync_error, None
             raise BrokerError(f"{self.file}: the disk failed to keep what was written ({error}); check it")
         with self._errors("be written"):
+            self._check_there()
             txn = self._begin(2 * size + ROOM)
             with txn:
                 yield txn
