@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -14,6 +15,8 @@ from agentic.errors import ConfigurationError
 
 #: Stands in a template's files for the name of the project that is made of it.
 PLACEHOLDER = "PROJECT"
+#: How the name of a project's directory ends while it is being made.
+_UNFINISHED = ".agentic-new"
 
 
 def templates() -> Path:
@@ -51,14 +54,37 @@ def create(target: Path, template: str) -> None:
         raise ConfigurationError(f"project name {project!r}: use A-Z a-z 0-9 . _ -, as the app is named for it")
     if target.exists():
         raise ConfigurationError(f"{target} is there already, and nothing is overwritten; choose another name")
-    # Under another name until it is whole. One that is there was left by a run that was killed.
-    unfinished = target.parent / f".{project}.agentic-new"
+    _tidy(target)
+    # Under a name of this process until it is whole: one that was orphaned may still be at work on the same project.
+    unfinished = target.parent / f".{project}.{os.getpid()}{_UNFINISHED}"
     try:
-        shutil.rmtree(unfinished, ignore_errors=True)
         _copy(source, unfinished, project)
         unfinished.rename(target)
     except OSError as error:
+        if target.exists():
+            raise ConfigurationError(f"{target} was made by another process meanwhile; that one stays") from error
         raise ConfigurationError(f"can't make {target}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _tidy(target: Path) -> None:
+    """Remove what processes that were killed have left of the same project."""
+    for left in target.parent.glob(f".{target.name}.*{_UNFINISHED}"):
+        pid = left.name.removesuffix(_UNFINISHED).rpartition(".")[2]
+        if pid.isdecimal() and not _lives(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    # A process with our own pid was another one: we have only begun.
+    return pid != os.getpid()
 
 
 def _copy(source: Path, target: Path, project: str) -> None:

@@ -7,8 +7,10 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 from agentic import brokers
 from agentic.app import App
@@ -24,12 +26,18 @@ log = logging.getLogger("agentic.worker")
 #: thousand and seldom in cycles: the default of 700 would look at them all in vain.
 GC_THRESHOLD = 50_000
 
+#: Seconds that what a stopped worker has left behind (tasks, threads of the executor) has to end.
+LAST_WAIT = 3.0
+
 
 def run_worker(app: App, *, ends: bool = False, reporters: Sequence[Reporter] = ()) -> int:
     """Run a worker until a signal stops it; return the exit code of its process.
 
     SIGTERM and SIGINT drain, commit, leave the group and end with 0; a second one ends the process
     at once. Must be called from the main thread.
+
+    A task or a thread of the loop's that does not end when the worker has stopped is named, and the
+    process ended without it, with exit code 1: this function does not return then.
 
     Args:
         app: whose agents to run.
@@ -43,8 +51,37 @@ def run_worker(app: App, *, ends: bool = False, reporters: Sequence[Reporter] = 
         AgenticError: the worker could not start.
     """
     setup(app.settings)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    runner = asyncio.Runner(loop_factory=_loop_factory())
+    try:
         return runner.run(_run(app, ends, reporters))
+    finally:
+        with _bounded(runner.get_loop()):
+            runner.close()
+
+
+@contextmanager
+def _bounded(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Give what is within `LAST_WAIT` seconds: closing a loop waits for all that runs on it, however long."""
+    ended = threading.Event()
+    tasks = asyncio.all_tasks(loop)
+    threads = [each for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
+
+    def watch() -> None:
+        if ended.wait(LAST_WAIT):
+            return
+        left = sorted(task.get_name() for task in tasks if not task.done())
+        left += sorted(f"thread {each.name}" for each in threads if each.is_alive())
+        log.error("does not end although the worker has stopped: %s; ending the process", ", ".join(left))
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # whoever read it has gone, and we go too
+                stream.flush()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="last watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -37,6 +37,14 @@ LAST_COMMIT = 5.0
 IDLE = 60.0
 
 
+def words(error: BaseException) -> str:
+    """What a message says of an error in a user's code."""
+    if isinstance(error, SystemExit):
+        # Let through, it would end the process at once: no commit, and no word of who it was.
+        return f"it called sys.exit({'' if error.code is None else repr(error.code)}); to stop a worker send it SIGTERM"
+    return f"{type(error).__name__}: {error}"
+
+
 class Part(Service):
     """A part of the worker. What goes wrong while it stops is told, and the others stop all the same.
 
@@ -111,8 +119,8 @@ class LifespanService(Part):
         context = self._app.surrounded()
         try:
             await context.__aenter__()
-        except Exception as error:
-            raise TaskFailed(f"the app's lifespan failed on entry: {type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:
+            raise TaskFailed(f"the app's lifespan failed on entry: {words(error)}") from error
         self._context = context
 
     async def end(self) -> None:
@@ -120,8 +128,8 @@ class LifespanService(Part):
             return
         try:
             await self._context.__aexit__(None, None, None)
-        except Exception as error:
-            raise TaskFailed(f"the app's lifespan failed on exit: {type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:
+            raise TaskFailed(f"the app's lifespan failed on exit: {words(error)}") from error
 
 
 class TasksService(Part):
@@ -152,8 +160,8 @@ class TasksService(Part):
             if self._ending:
                 raise
             self.fail(TaskFailed(f"{name} was cancelled from within"))
-        except Exception as error:  # noqa: BLE001 - a user's task may raise anything; the worker stops for it
-            failure = TaskFailed(f"{name} failed: {type(error).__name__}: {error}")
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's task may raise anything; we stop for it
+            failure = TaskFailed(f"{name} failed: {words(error)}")
             failure.__cause__ = error
             self.fail(failure)
 
@@ -164,8 +172,12 @@ class TasksService(Part):
             task.cancel()
         if running:
             _, late = await asyncio.wait(running, timeout=self._timeout)
-            for task in late:
-                log.warning("%s does not end although it was cancelled", task.get_name())
+            if late:
+                names = " and ".join(sorted(task.get_name() for task in late))
+                raise TaskFailed(
+                    f"{names} did not end within {self._timeout:g} s after being cancelled; "
+                    "let asyncio.CancelledError pass, and clean up in finally"
+                )
 
 
 class CheckpointService(Part):

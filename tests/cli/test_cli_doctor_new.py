@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -110,12 +113,35 @@ def test_an_unknown_template_is_refused_with_those_there_are(shell: Shell) -> No
 
 
 def test_what_a_killed_run_has_left_is_no_hindrance(shell: Shell) -> None:
-    left = shell.directory / ".shop.agentic-new"
-    left.mkdir()
-    (left / "half").write_text("a file")
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    for pid in (process.pid, os.getpid()):
+        left = shell.directory / f".shop.{pid}.agentic-new"
+        left.mkdir()
+        (left / "half").write_text("a file")
     shell.ok("new", "shop")
-    assert not left.exists()
+    assert [path.name for path in shell.directory.iterdir()] == ["shop"]
     assert not (shell.directory / "shop" / "half").exists()
+
+
+def test_two_runs_at_once_do_not_disturb_each_other(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when make alone is killed, and is started again while its orphan still copies."""
+    orphan = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    theirs = shell.directory / f".shop.{orphan.pid}.agentic-new"
+    theirs.mkdir()
+    shell.ok("new", "shop")
+    assert theirs.exists()
+    orphan.communicate(b"\n")
+    copy = new._copy
+
+    def late(source: Path, unfinished: Path, project: str) -> None:
+        copy(source, unfinished, project)
+        (shell.directory / "store").mkdir()
+        (shell.directory / "store" / "app.py").write_text("theirs")
+
+    monkeypatch.setattr(new, "_copy", late)
+    assert shell.error("new", "store") == "store was made by another process meanwhile; that one stays"
+    assert [path.name for path in (shell.directory / "store").iterdir()] == ["app.py"]
 
 
 def test_a_failure_leaves_no_half_a_project(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 
@@ -172,3 +173,101 @@ def test_a_slow_partition_does_not_hold_up_the_others(tmp_path: pathlib.Path, st
     worker.wait_for("all of partition 1")
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
+
+
+IMPATIENT = """
+    import asyncio, sys
+    from agentic import App
+    from agentic.runtime import runner, worker
+
+    runner.LAST_WAIT = worker.TASK_TIMEOUT = 0.1
+    app = App("impatient")
+"""
+
+
+def test_a_task_that_swallows_its_cancellation_is_named_and_left_behind(start: Start) -> None:
+    worker = start(
+        IMPATIENT
+        + """
+    @app.task
+    async def stubborn():
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                print("no", file=sys.stderr, flush=True)
+    """
+    )
+    worker.wait_for("ready")
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 1
+    assert "stopped: task 'stubborn' did not end within 0.1 s after being cancelled" in worker.log
+    assert "does not end although the worker has stopped: task 'stubborn'; ending the process" in worker.log
+
+
+def test_a_thread_that_does_not_end_is_left_behind(start: Start) -> None:
+    worker = start(
+        IMPATIENT
+        + """
+    import threading
+
+    @app.task
+    async def blocking():
+        await asyncio.to_thread(threading.Event().wait)
+    """
+    )
+    worker.wait_for("ready")
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 1
+    assert "does not end although the worker has stopped: thread asyncio_0; ending the process" in worker.log
+
+
+@pytest.mark.parametrize("code", ["", "0", "3", "'no luck'"])
+def test_a_task_that_calls_exit_is_named(start: Start, code: str) -> None:
+    worker = start(
+        f"""
+        import sys
+        from agentic import App
+        app = App("exits")
+
+        @app.task
+        async def leaving():
+            sys.exit({code})
+        """
+    )
+    assert worker.wait() == 1
+    assert f"stopped: task 'leaving' failed: it called sys.exit({code}); to stop a worker" in worker.log
+
+
+@pytest.mark.parametrize(("before", "when"), [(True, "entry"), (False, "exit")])
+def test_a_lifespan_that_calls_exit_is_named(start: Start, before: bool, when: str) -> None:
+    worker = start(
+        f"""
+        import sys
+        from agentic import App
+        app = App("exits")
+
+        @app.lifespan
+        async def around():
+            if {before}:
+                sys.exit(3)
+            yield
+            sys.exit(3)
+        """
+    )
+    if not before:
+        worker.wait_for("ready")
+        worker.signal(signal.SIGTERM)
+    assert worker.wait() == 1
+    assert f"the app's lifespan failed on {when}: it called sys.exit(3)" in worker.log
+
+
+def test_a_log_that_is_removed_under_a_worker_stops_it_with_the_directorys_name(
+    tmp_path: pathlib.Path, start: Start
+) -> None:
+    append(tmp_path, "numbers", [b"1"])
+    worker = start()
+    worker.wait_for("ready")
+    shutil.rmtree(tmp_path / "log")
+    assert worker.wait() == 1
+    assert f"{tmp_path / 'log'}: the log was removed while it was in use" in worker.log
