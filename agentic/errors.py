@@ -1,10 +1,19 @@
 """Everything that agentic raises on purpose.
 
-Each message names the thing, the value and the way out: the command line prints it as it
-stands, on one line, and a traceback only with ``--debug``.
+Each message names the thing, the value and the way out: the command line prints it on one line,
+and a traceback only with ``--debug``. A command of ours stands in quotes in it, as 'agentic topics
+list': the command line fills in the app and the broker that it was told, so that it can be copied.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def named(what: str, names: Iterable[str]) -> str:
+    """Return what a message calls one thing or several: ``topic 'a'``, ``topics 'a', 'b' and 'c'``."""
+    *others, last = map(repr, names)
+    return f"{what}s {', '.join(others)} and {last}" if others else f"{what} {last}"
 
 
 class AgenticError(Exception):

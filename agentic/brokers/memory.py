@@ -90,14 +90,14 @@ class MemoryView:
     def describe(self, topic: str) -> TopicInfo:
         spec = self._store.specs.get(topic)
         if spec is None:
-            raise UnknownTopic(f"{self._store.name}: no topic {topic!r}; see agentic topics list")
+            raise UnknownTopic(f"{self._store.name}: no topic {topic!r}; see 'agentic topics list'")
         offsets = {n: self.bounds(TopicPartition(topic, n)) for n in range(spec.partitions)}
         return TopicInfo(topic, offsets, spec.retention_ms, spec.retention_bytes, spec.compacted)
 
     def _log(self, tp: TopicPartition) -> Log:
         log = self._store.logs.get(tp)
         if log is None:
-            raise UnknownTopic(f"{self._store.name}: no partition {tp}; see agentic topics describe {tp.topic}")
+            raise UnknownTopic(f"{self._store.name}: no partition {tp}; see 'agentic topics describe {tp.topic}'")
         return log
 
     def bounds(self, tp: TopicPartition) -> tuple[int, int]:

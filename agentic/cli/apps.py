@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
+import shlex
 import sys
 import traceback
 from types import ModuleType
 
+import click
+
 from agentic.app import App
+from agentic.cli.names import COMMANDS
 from agentic.errors import AgenticError, ConfigurationError
 from agentic.topic import nearest
 
@@ -26,9 +31,29 @@ def load(where: str) -> App:
     name, colon, attribute = where.partition(":")
     if not name or (colon and not attribute):
         raise ConfigurationError(f"app {where!r}: write -A MODULE or -A MODULE:APP")
+    if _is_path(name):
+        raise ConfigurationError(f"app {where!r}: give a module, not a path: {_module_of(name, colon + attribute)}")
     module = _import(name)
-    if not attribute:
-        return _only_app(module)
+    app = _named(module, name, attribute) if attribute else _only_app(module)
+    _check_commands(app)
+    return app
+
+
+def _is_path(name: str) -> bool:
+    return os.sep in name or name.startswith(".") or (name.endswith(".py") and os.path.isfile(name))
+
+
+def _module_of(path: str, attribute: str) -> str:
+    """Say how the module of a file or directory is named, from here or from where it is."""
+    whole = os.path.abspath(path.removesuffix(".py"))
+    inside = os.path.relpath(whole)
+    if inside.startswith(os.curdir):
+        directory, module = os.path.split(whole)
+        return f"cd {shlex.quote(directory)}, and say -A {module}{attribute}"
+    return f"-A {inside.replace(os.sep, '.')}{attribute}"
+
+
+def _named(module: ModuleType, name: str, attribute: str) -> App:
     found: object = module
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -36,8 +61,28 @@ def load(where: str) -> App:
             raise ConfigurationError(f"module {name!r} has no {attribute!r}; apps in it: {apps}")
         found = getattr(found, part)
     if not isinstance(found, App):
-        raise ConfigurationError(f"{where} is a {type(found).__name__}, not an App")
+        raise ConfigurationError(f"{name}:{attribute} is a {type(found).__name__}, not an App")
     return found
+
+
+def _check_commands(app: App) -> None:
+    """Raise `ConfigurationError` for commands of the app's own that nobody could call."""
+    for name, command in app.commands.items():
+        if name in COMMANDS:
+            raise ConfigurationError(
+                f"command {name!r} of app {app.name!r}: agentic has one of this name; "
+                "give yours another, as in @app.command(name=…)"
+            )
+        if not isinstance(name, str) or not re.fullmatch(r"[^\W_][\w.-]*", name):
+            raise ConfigurationError(
+                f"command {name!r} of app {app.name!r}: a name has letters, digits and . _ -, and begins with a letter"
+                " or a digit"
+            )
+        if wrong := [param for param in command.params if not isinstance(param, click.Parameter)]:
+            raise ConfigurationError(
+                f"command {name!r} of app {app.name!r}: {wrong[0]!r} is no click parameter; "
+                'write click.Option(["--day"]), or @click.option("--day") below @app.command()'
+            )
 
 
 def _import(name: str) -> ModuleType:
@@ -55,9 +100,6 @@ def _import(name: str) -> ModuleType:
 
 
 def _missing(name: str, part: str, here: str) -> str:
-    if os.sep in name or name.endswith(".py"):
-        proper = name.removesuffix(".py").strip("./").replace(os.sep, ".")
-        return f"app {name!r}: give a module's name, not a file's: -A {proper}"
     beside = [entry.removesuffix(".py") for entry in os.listdir(here) if entry.endswith(".py")]
     hint = f" ({nearest(name, beside)})" if beside else ""
     return f"no module {part!r} in {here} or on the Python path{hint}; run agentic where the module is"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 import sys
 from collections.abc import Awaitable, Callable
@@ -9,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import click
+from click.core import ParameterSource
 
 from agentic import brokers, settings
 from agentic.app import App
@@ -18,6 +21,9 @@ from agentic.errors import ConfigurationError
 from agentic.settings import Settings
 
 T = TypeVar("T")
+
+#: A command of ours as errors have it.
+_COMMAND = re.compile(r"""(?P<quote>['`])agentic(?P<words> (?!-)[^'`]+)(?P=quote)""")
 
 
 @dataclass
@@ -40,11 +46,20 @@ class Choice:
         if self.where is None:
             raise click.UsageError("which app? Say -A MODULE, or set AGENTIC_APP")
         if self._app is None:
-            app = apps.load(self.where)
+            app = self._load(self.where)
             if self.overrides:
                 app.configure(**self.overrides)
             self._app = app
         return self._app
+
+    @staticmethod
+    def _load(where: str) -> App:
+        try:
+            return apps.load(where)
+        except ConfigurationError as error:
+            if where != os.environ.get("AGENTIC_APP"):
+                raise
+            raise ConfigurationError(f"environment variable AGENTIC_APP: {error}") from error
 
     def app_if_named(self) -> App | None:
         """Return the app, None where none was named."""
@@ -70,11 +85,14 @@ class Choice:
         said += [arg for name, text in self.overrides.items() for arg in ("--set", f"{name}={text}")]
         return [*said, "--debug"] if self.debug else said
 
-    def advice(self, *words: str) -> str:
-        """Return a command of ours in quotes, with the app and the broker of this one: it can be copied and works."""
-        named = ["-A", self.where] if self.where is not None else []
-        broker = ["--broker", self.overrides["broker"]] if "broker" in self.overrides else []
-        return f"'{shlex.join(['agentic', *named, *words, *broker])}'"
+    def completed(self, message: str) -> str:
+        """Return a message with the app and the broker of this command in each one that it names in quotes.
+
+        So they can be copied, and work: what raises them knows neither.
+        """
+        named = f" -A {shlex.quote(self.where)}" if self.where is not None else ""
+        broker = f" --broker {shlex.quote(self.overrides['broker'])}" if "broker" in self.overrides else ""
+        return _COMMAND.sub(lambda found: f"'agentic{named}{found['words']}{broker}'", message)
 
     def with_broker(self, work: Callable[[Broker], Awaitable[T]]) -> T:
         """Run `work` with the chosen broker, opened and closed around it.
@@ -115,14 +133,14 @@ def confirm(question: str) -> None:
     click.confirm(question, abort=True)
 
 
-def _keep_app(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
-    if value:
-        ctx.find_root().ensure_object(Choice).where = value
+def _keep(attribute: str) -> Callable[[click.Context, click.Parameter, object], None]:
+    """Return a callback that keeps what was said; of several places where it may stand, the last one wins."""
 
+    def keep(ctx: click.Context, _: click.Parameter, value: object) -> None:
+        if value:
+            setattr(ctx.find_root().ensure_object(Choice), attribute, value)
 
-def _keep_debug(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    if value:
-        ctx.find_root().ensure_object(Choice).debug = True
+    return keep
 
 
 def _keep_setting(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
@@ -138,6 +156,16 @@ def _keep_settings(ctx: click.Context, _: click.Parameter, value: tuple[str, ...
         ctx.find_root().ensure_object(Choice).overrides[name.replace("-", "_")] = text
 
 
+class _Option(click.Option):
+    """An option whose errors name the environment variable, where it was that which said it."""
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        source = None if ctx is None or self.name is None else ctx.get_parameter_source(self.name)
+        if source is ParameterSource.ENVIRONMENT:
+            return f"environment variable {self.envvar}"
+        return super().get_error_hint(ctx)
+
+
 def options(*, root: bool) -> list[click.Option]:
     """Return the shared options.
 
@@ -147,11 +175,11 @@ def options(*, root: bool) -> list[click.Option]:
     """
     choices = {"text": ["text", "json"], "level": ["debug", "info", "warning", "error"]}
     return [
-        click.Option(
+        _Option(
             ["-A", "--app", "where"],
             metavar="MODULE[:APP]",
             envvar="AGENTIC_APP" if root else None,
-            callback=_keep_app,
+            callback=_keep("where"),
             expose_value=False,
             # Before --help, so that the help can show the app's own commands.
             is_eager=True,
@@ -186,11 +214,11 @@ def options(*, root: bool) -> list[click.Option]:
             expose_value=False,
             help="Least severe level that is logged.",
         ),
-        click.Option(
+        _Option(
             ["--debug"],
             is_flag=True,
             envvar="AGENTIC_DEBUG" if root else None,
-            callback=_keep_debug,
+            callback=_keep("debug"),
             expose_value=False,
             help="Show the traceback of an error. Also AGENTIC_DEBUG=1.",
         ),

@@ -15,9 +15,9 @@ from agentic import brokers, settings
 from agentic.app import App
 from agentic.brokers.base import Broker
 from agentic.cli import base
-from agentic.cli.choice import Choice, current
+from agentic.cli.choice import current
 from agentic.cli.output import show_table
-from agentic.errors import AgenticError
+from agentic.errors import AgenticError, named
 from agentic.settings import Settings
 
 _PACKAGES = ("confluent-kafka", "lmdb", "mode-streaming", "msgspec", "orjson", "click", "rich", "uvloop")
@@ -57,7 +57,7 @@ def doctor(ctx: click.Context) -> None:
     click.echo("")
     for problem in problems:
         # The way out on a line of its own: most would not fit on one.
-        click.echo("wrong: " + problem.replace("; ", ";\n       "))
+        click.echo("wrong: " + choice.completed(problem).replace("; ", ";\n       "))
     if not problems:
         click.echo("all is well")
     ctx.exit(1 if problems else 0)
@@ -99,14 +99,14 @@ async def _look(chosen: Settings, app: App | None, problems: list[str]) -> None:
         known = await broker.topics()
         click.echo(f"reached; it has {len(known)} topics")
         if app is not None:
-            _check_topics(app, broker, known, problems, current())
+            _check_topics(app, broker, known, problems)
     except AgenticError as error:
         problems.append(str(error))
     finally:
         await broker.close()
 
 
-def _check_topics(app: App, broker: Broker, known: Mapping[str, int], problems: list[str], choice: Choice) -> None:
+def _check_topics(app: App, broker: Broker, known: Mapping[str, int], problems: list[str]) -> None:
     from agentic.runtime.topics import needed
 
     wanted = app.settings.create_topics
@@ -132,6 +132,5 @@ def _check_topics(app: App, broker: Broker, known: Mapping[str, int], problems: 
         rows.append((name, actual if actual is not None else "-", declared or "-", state))
     show_table(["topic", "partitions", "declared", "state"], rows, numbers=["partitions", "declared"])
     if missing:
-        names = ", ".join(repr(name) for name in missing)
-        what, them = (f"topic {names} is", "it") if len(missing) == 1 else (f"topics {names} are", "them")
-        problems.append(f"{what} missing; make {them} with {choice.advice('topics', 'create')}")
+        are, them = ("is", "it") if len(missing) == 1 else ("are", "them")
+        problems.append(f"{named('topic', missing)} {are} missing; make {them} with 'agentic topics create'")

@@ -7,6 +7,7 @@ first lines of each partition, as many as it has records, are left out.
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import os
@@ -34,6 +35,7 @@ LOT = 1_000
 PATIENCE = 10.0
 
 _GZIP = b"\x1f\x8b"
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 Bytes: TypeAlias = "io.BufferedReader[Any]"
 
@@ -65,8 +67,8 @@ async def load(broker: Broker, form: Form, partitions: int, path: str, *, resume
     try:
         with _opened(path) as source, _progress(source, path, form.topic) as advance:
             numbered = enumerate(_lines(source, name), 1)
-            while lot := list(islice(numbered, LOT)):
-                try:
+            try:
+                while lot := list(islice(numbered, LOT)):
                     for number, line in lot:
                         record = _read(line, form, partitions, f"{name}, line {number}")
                         if record is None:
@@ -77,11 +79,11 @@ async def load(broker: Broker, form: Form, partitions: int, path: str, *, resume
                         at = time.time_ns() // 1_000_000 if record.timestamp is None else record.timestamp
                         producer.send(form.topic, record.key, record.value, at, record.headers, record.partition)
                         loaded.sent += 1
-                except ConfigurationError as error:
-                    await producer.flush()
-                    raise ConfigurationError(f"{error}; {loaded.sent:,} records before it were sent") from error
-                await producer.ready()
-                advance()
+                    await producer.ready()
+                    advance()
+            except ConfigurationError as error:
+                await producer.flush()
+                raise ConfigurationError(f"{error}; {loaded.sent:,} records before it were sent") from error
         if there is not None:
             there.check_all_seen(name)
         await producer.flush()
@@ -117,13 +119,18 @@ def _opened(path: str) -> Iterator[Bytes]:
 
 def _lines(source: Bytes, name: str) -> Iterator[bytes]:
     compressed = source.peek(2)[:2] == _GZIP
+    lines: Iterator[bytes] = iter(gzip.GzipFile(fileobj=source) if compressed else source)
     try:
-        if compressed:
-            yield from gzip.GzipFile(fileobj=source)
-        else:
-            yield from source
+        first = next(lines, b"")
+        if first.startswith(_UTF_16):
+            raise ConfigurationError(f"{name}: it is UTF-16; write it as UTF-8")
+        # Some programs begin a text with a mark of its byte order, which UTF-8 has not and JSON forbids.
+        yield first.removeprefix(codecs.BOM_UTF8)
+        yield from lines
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ConfigurationError(f"{name}: the gzip file is damaged: {error}") from error
+    except OSError as error:
+        raise ConfigurationError(f"{name}: can't be read: {error.strerror}") from error
 
 
 @dataclass

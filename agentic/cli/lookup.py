@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from agentic.brokers.base import Broker
-from agentic.cli.choice import current
 from agentic.errors import UnknownTopic
 from agentic.topic import nearest
 
@@ -20,7 +19,8 @@ async def partitions_of(topic: str, broker: Broker) -> int:
     known = await broker.topics()
     if topic in known:
         return known[topic]
-    create = current().advice("topics", "create", topic)
     # Whoever names one that begins with __ knows what it is; to others those say nothing.
     shown = [name for name in known if not name.startswith(INTERNAL)]
-    raise UnknownTopic(f"{broker.url} has no topic {topic!r} ({nearest(topic, shown)}); make it with {create}")
+    raise UnknownTopic(
+        f"{broker.url} has no topic {topic!r} ({nearest(topic, shown)}); make it with 'agentic topics create {topic}'"
+    )

@@ -14,19 +14,8 @@ import click
 from agentic import __version__
 from agentic.cli import base, choice
 from agentic.cli.choice import Choice
+from agentic.cli.names import COMMANDS
 from agentic.errors import AgenticError
-
-#: Our commands with the first line of their help, so that ``agentic --help`` imports none of them.
-COMMANDS = {
-    "worker": "Run the app until a signal stops it.",
-    "run": "Run the app until its input is used up.",
-    "new": "Start a project from a template.",
-    "send": "Send one record, or the lines of a file.",
-    "tail": "Show a topic's records.",
-    "topics": "List, describe, create and delete topics.",
-    "groups": "List, describe and delete consumer groups.",
-    "doctor": "Check settings, versions, broker and topics.",
-}
 
 #: What a shell reports of a program that SIGPIPE or SIGINT ended.
 BROKEN_PIPE, INTERRUPTED = 141, 130
@@ -84,7 +73,7 @@ class Root(base.Group):
         app = ctx.find_root().ensure_object(Choice).app_if_named()
         if app is None:
             return {}
-        return {name: command.help.partition("\n")[0] for name, command in app.commands.items() if name not in COMMANDS}
+        return {name: command.help.partition("\n")[0] for name, command in app.commands.items()}
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -103,7 +92,7 @@ class Root(base.Group):
         **extra: Any,
     ) -> Any:
         """Run; with `standalone_mode` end the process with the exit code, errors said on one line."""
-        extra.setdefault("obj", Choice(debug=bool(os.environ.get("AGENTIC_DEBUG"))))
+        extra.setdefault("obj", Choice())
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         try:
@@ -112,7 +101,7 @@ class Root(base.Group):
             error.show()
             code = error.exit_code
         except AgenticError as error:
-            _say(error, debug=extra["obj"].debug)
+            _say(error, extra["obj"])
             code = 1
         except (click.Abort, KeyboardInterrupt):
             code = INTERRUPTED
@@ -133,11 +122,11 @@ def _named_after(args: Sequence[str]) -> str | None:
     return None
 
 
-def _say(error: AgenticError, *, debug: bool) -> None:
-    if debug:
+def _say(error: AgenticError, choice: Choice) -> None:
+    if choice.debug:
         traceback.print_exception(error)
     else:
-        click.echo(f"Error: {' '.join(str(error).split())}", err=True)
+        click.echo(f"Error: {choice.completed(' '.join(str(error).split()))}", err=True)
 
 
 def _leave_pipe() -> NoReturn:

@@ -19,11 +19,12 @@ def run(ctx: click.Context, live: bool) -> None:
     It is a worker for demos and batches: it ends when all that stood in the source topics is worked
     off and committed.
     """
-    app = current().app()
+    choice = current()
+    app = choice.app()
     from agentic.cli import reports
     from agentic.runtime import run_worker
 
     began = time.monotonic()
-    code = run_worker(app, ends=True, reporters=[reports.live if live else reports.summary])
+    code = run_worker(app, ends=True, reporters=[reports.live if live else reports.summary], worded=choice.completed)
     reports.closing(app, time.monotonic() - began, table=live)
     ctx.exit(code)

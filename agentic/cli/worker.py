@@ -38,7 +38,7 @@ def worker(ctx: click.Context, processes: int, live: bool, parent: int | None) -
     if parent is not None:
         end_with_parent(parent, app.settings.stop_timeout.total_seconds())
     began = time.monotonic()
-    code = run_worker(app, reporters=[reports.live if live else reports.summary])
+    code = run_worker(app, reporters=[reports.live if live else reports.summary], worded=choice.completed)
     seconds = time.monotonic() - began
     if parent is None:
         reports.closing(app, seconds, table=live)

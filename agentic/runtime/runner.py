@@ -30,7 +30,9 @@ GC_THRESHOLD = 50_000
 LAST_WAIT = 3.0
 
 
-def run_worker(app: App, *, ends: bool = False, reporters: Sequence[Reporter] = ()) -> int:
+def run_worker(
+    app: App, *, ends: bool = False, reporters: Sequence[Reporter] = (), worded: Callable[[str], str] = str
+) -> int:
     """Run a worker until a signal stops it; return the exit code of its process.
 
     SIGTERM and SIGINT drain, commit, leave the group and end with 0; a second one ends the process
@@ -43,6 +45,7 @@ def run_worker(app: App, *, ends: bool = False, reporters: Sequence[Reporter] = 
         app: whose agents to run.
         ends: stop when the input is used up.
         reporters: coroutine functions that run beside the worker and are cancelled at its end.
+        worded: how the message of a failure is put in the log.
 
     Returns:
         0, or 1 after a failure, which has been logged.
@@ -53,7 +56,7 @@ def run_worker(app: App, *, ends: bool = False, reporters: Sequence[Reporter] = 
     setup(app.settings)
     runner = asyncio.Runner(loop_factory=_loop_factory())
     try:
-        return runner.run(_run(app, ends, reporters))
+        return runner.run(_run(app, ends, reporters, worded))
     finally:
         with _bounded(runner.get_loop()):
             runner.close()
@@ -94,13 +97,13 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-async def _run(app: App, ends: bool, reporters: Sequence[Reporter]) -> int:
+async def _run(app: App, ends: bool, reporters: Sequence[Reporter], worded: Callable[[str], str]) -> int:
     worker = Worker(app, reporters=reporters)
     _handle_signals(worker)
     try:
         await _start(worker)
         if worker.stopping.is_set():
-            return await _end(worker)
+            return await _end(worker, worded)
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
@@ -109,7 +112,7 @@ async def _run(app: App, ends: bool, reporters: Sequence[Reporter]) -> int:
     except BaseException:
         await worker.stop()
         raise
-    return await _end(worker)
+    return await _end(worker, worded)
 
 
 async def _start(worker: Worker) -> None:
@@ -137,7 +140,7 @@ async def _until_stopped(worker: Worker, ends: bool) -> None:
             worker.fail(error)
 
 
-async def _end(worker: Worker) -> int:
+async def _end(worker: Worker, worded: Callable[[str], str]) -> int:
     log.info("stopping")
     await worker.stop()
     failure = worker.failure
@@ -145,7 +148,7 @@ async def _end(worker: Worker) -> int:
         log.info("stopped")
         return 0
     cause = failure.__cause__ if isinstance(failure, AgenticError) else failure
-    log.error("stopped: %s", failure, exc_info=cause)
+    log.error("stopped: %s", worded(str(failure)), exc_info=cause)
     return 1
 
 

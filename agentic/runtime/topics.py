@@ -6,7 +6,7 @@ import logging
 
 from agentic.app import App
 from agentic.brokers.base import Broker, TopicSpec
-from agentic.errors import TopicExists, UnknownTopic
+from agentic.errors import TopicExists, UnknownTopic, named
 
 log = logging.getLogger("agentic.worker")
 
@@ -38,7 +38,7 @@ async def make(app: App, broker: Broker) -> dict[str, int]:
         if any(spec.name not in existing for spec in missing):
             raise
         return existing
-    log.info("made topics %s", ", ".join(spec.name for spec in missing))
+    log.info("made %s", named("topic", [spec.name for spec in missing]))
     return {**existing, **{spec.name: spec.partitions for spec in missing}}
 
 
@@ -52,8 +52,8 @@ async def ensure(app: App, broker: Broker) -> dict[str, int]:
     specs = needed(app)
     if missing := [name for name in specs if name not in existing]:
         raise UnknownTopic(
-            f"{broker.url} has no topic {', '.join(map(repr, missing))}; "
-            "make them with 'agentic topics create', or set create_topics=True"
+            f"{broker.url} has no {named('topic', missing)}; make {'them' if len(missing) > 1 else 'it'} with "
+            "'agentic topics create', or set create_topics=True"
         )
     for name, spec in specs.items():
         declared = app.topics[name].partitions if name in app.topics else None

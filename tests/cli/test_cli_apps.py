@@ -55,8 +55,37 @@ def test_a_missing_module_is_named_with_the_nearest_one(words: Shell) -> None:
     assert "did you mean 'app'?" in line
 
 
-def test_a_files_name_in_place_of_a_modules_is_put_right(words: Shell) -> None:
-    assert words.error("run", "-A", "app.py") == "app 'app.py': give a module's name, not a file's: -A app"
+@pytest.mark.parametrize(
+    ("path", "proper"),
+    [
+        ("app.py", "-A app"),
+        ("./app", "-A app"),
+        ("./app.py:app", "-A app:app"),
+        ("inner/app.py", "-A inner.app"),
+        ("inner/", "-A inner"),
+        ("inner/../app.py", "-A app"),
+        ("nowhere/app", "-A nowhere.app"),
+    ],
+)
+def test_a_path_in_place_of_a_module_is_put_right(words: Shell, path: str, proper: str) -> None:
+    (words.directory / "inner").mkdir()
+    assert words.error("run", "-A", path) == f"app '{path}': give a module, not a path: {proper}"
+
+
+def test_a_path_to_elsewhere_is_answered_with_the_way_there(words: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = words.directory / "inner"
+    inner.mkdir()
+    monkeypatch.chdir(inner)
+    for path in ("../app.py", "..//app", words.directory / "app.py"):
+        assert words.error("run", "-A", path).endswith(f": cd {words.directory}, and say -A app")
+
+
+def test_an_app_that_the_environment_names_in_vain_is_refused_with_the_variable(
+    words: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTIC_APP", "ap")
+    assert words.error("run").startswith("environment variable AGENTIC_APP: no module 'ap' in ")
+    assert words.error("run", "-A", "app.py").startswith("app 'app.py': ")
 
 
 @pytest.mark.parametrize("where", ["", ":app", "app:"])
@@ -102,6 +131,11 @@ def test_debug_shows_the_traceback(shell: Shell, monkeypatch: pytest.MonkeyPatch
     assert "broken" not in sys.modules
     monkeypatch.setenv("AGENTIC_DEBUG", "1")
     assert "Traceback (most recent call last)" in shell("run", "-A", "broken").stderr
+    monkeypatch.setenv("AGENTIC_DEBUG", "0")
+    assert shell.error("run", "-A", "broken")
+    monkeypatch.setenv("AGENTIC_DEBUG", "perhaps")
+    line = shell.error("run", "-A", "broken", code=2)
+    assert line.startswith("Invalid value for environment variable AGENTIC_DEBUG: 'perhaps' is not a valid boolean")
 
 
 def test_no_app_at_all_says_how_to_name_one(shell: Shell) -> None:

@@ -50,7 +50,7 @@ def test_a_missing_topic_that_nobody_makes_is_found(words: Shell) -> None:
     result = words("-A", "app", "doctor", "--set", "create_topics=false")
     assert result.exit_code == 1
     assert (
-        "wrong: topics 'words', 'lengths', 'numbers' are missing;\n"
+        "wrong: topics 'words', 'lengths' and 'numbers' are missing;\n"
         "       make them with 'agentic -A app topics create'\n"
     ) in result.stdout
 

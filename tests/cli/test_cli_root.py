@@ -102,6 +102,20 @@ def test_a_command_of_the_users_own_runs(own: Shell) -> None:
     assert own.ok("plain", "--app=app") == "something\n"
 
 
+@pytest.mark.parametrize(
+    ("declared", "why"),
+    [
+        ("name='run'", "command 'run' of app 'x': agentic has one of this name; give yours another"),
+        ("name='--x'", "command '--x' of app 'x': a name has letters, digits and . _ -"),
+        ("name='a b'", "command 'a b' of app 'x': a name has letters, digits and . _ -"),
+        ("'--day'", "command 'go' of app 'x': '--day' is no click parameter; write click.Option"),
+    ],
+)
+def test_a_command_that_nobody_could_call_is_refused(shell: Shell, declared: str, why: str) -> None:
+    shell.write("app.py", f"from agentic import App\napp = App('x')\n@app.command({declared})\ndef go(): pass\n")
+    assert why in shell.error("-A", "app", "topics")
+
+
 def test_decorated_parameters_work(own: Shell) -> None:
     assert own.ok("-A", "app", "repeat", "ab", "--times", 3) == "ababab\n"
 
@@ -174,13 +188,48 @@ def test_half_a_setting_is_refused(own: Shell, text: str) -> None:
 
 def test_an_unknown_broker_scheme_is_refused(own: Shell) -> None:
     line = own.error("-A", "app", "topics", "--broker", "redis://x")
-    assert line == "setting 'broker': 'redis://x': no such scheme; write local://DIRECTORY, kafka://HOST:PORT or memory://"
+    assert (
+        line == "setting 'broker': 'redis://x': no such scheme; write local://DIRECTORY, kafka://HOST:PORT or memory://"
+    )
 
 
 def test_a_log_directory_that_is_a_file_is_an_error_on_one_line(own: Shell) -> None:
     own.write("taken", "mine")
     assert "taken" in own.error("-A", "app", "topics", "--broker", "local://taken")
     assert (own.directory / "taken").read_text() == "mine"
+
+
+def test_a_command_that_an_error_names_can_be_copied(own: Shell) -> None:
+    """What raises the error knows neither the app nor the broker; the command line does."""
+    broker = ("--broker", "local://log here")
+    line = own.error("-A", "app", "run", *broker, "--set", "create_topics=false")
+    command = "'agentic -A app topics create --broker 'local://log here''"
+    assert line == f"local://log here has no topic 'topic'; make it with {command}, or set create_topics=True"
+    assert "see 'agentic topics list --broker local://l'" in own.error(
+        "topics", "delete", "x", "--yes", "--broker", "local://l"
+    )
+    assert "see 'agentic -A app groups list'" not in own.error("-A", "app", "groups", "delete", "x", "--yes")
+
+
+def test_a_command_that_the_log_names_can_be_copied(own: Shell) -> None:
+    """A topic that goes away under a worker is told in its log."""
+    own.write(
+        "gone.py",
+        """
+        from agentic import App, brokers
+
+        app = App("gone", create_topics=False)
+        app.topic("declared")
+
+        @app.task
+        async def sends():
+            await app.topic("missing").send(1)
+        """,
+    )
+    own.ok("-A", "gone", "topics", "create")
+    result = own("-A", "gone", "worker")
+    assert result.exit_code == 1
+    assert "create it first: 'agentic -A gone topics create missing'" in result.stderr
 
 
 # -- completion -----------------------------------------------------------------------------------

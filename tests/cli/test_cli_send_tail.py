@@ -6,6 +6,7 @@ import gzip
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 from cli_support import Shell
@@ -113,6 +114,43 @@ def test_a_truncated_gzip_file_is_an_error_that_names_it(words: Shell) -> None:
     assert words.error("-A", "app", "send", "words", "--jsonl", "data.gz").startswith(
         "data.gz: the gzip file is damaged"
     )
+
+
+def test_a_gzip_file_that_breaks_off_late_says_what_was_sent_before(words: Shell) -> None:
+    packed = gzip.compress(many(5000).encode())
+    (words.directory / "data.gz").write_bytes(packed[: len(packed) * 3 // 4])
+    line = words.error("-A", "app", "send", "words", "--jsonl", "data.gz")
+    sent = int(line.rpartition("; ")[2].removesuffix(" records before it were sent").replace(",", ""))
+    assert sent > 0
+    assert len(values(words, "words", "-n", 5000)) == sent
+    (words.directory / "data.gz").write_bytes(packed)
+    assert words.ok("-A", "app", "send", "words", "--jsonl", "data.gz", "--resume").startswith(
+        f"sent {5000 - sent:,} records"
+    )
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_a_byte_order_mark_is_no_part_of_the_first_line(words: Shell, pack: Callable[[bytes], bytes]) -> None:
+    (words.directory / "data").write_bytes(pack(lines({"value": "one"}, {"value": "two"}).encode("utf-8-sig")))
+    words.ok("-A", "app", "send", "words", "--jsonl", "data")
+    assert values(words, "words") == ["one", "two"]
+    (words.directory / "data").write_bytes(pack(lines({"value": "one"}).encode("utf-16")))
+    line = words.error("-A", "app", "send", "words", "--jsonl", "data")
+    assert line == "data: it is UTF-16; write it as UTF-8; 0 records before it were sent"
+
+
+def test_an_empty_file_sends_nothing(words: Shell) -> None:
+    words.write("data", "")
+    assert words.ok("-A", "app", "send", "words", "--jsonl", "data") == "sent 0 records to words\n"
+
+
+def test_a_time_beyond_every_calendar_is_shown_and_one_beyond_63_bits_refused(words: Shell) -> None:
+    words.ok("-A", "app", "send", "words", "late", "--timestamp", 2**63 - 1)
+    assert words.ok("-A", "app", "tail", "words").startswith(f"{2**63 - 1} ms  ")
+    line = words.error("-A", "app", "send", "words", "later", "--timestamp", 2**63, code=2)
+    assert "timestamp has 64 bits, and a log keeps 63" in line
+    line = words.error("-A", "app", "send", "words", "--jsonl", "-", stdin=lines({"value": "a", "timestamp": 2**63}))
+    assert "timestamp has 64 bits" in line
 
 
 @pytest.mark.parametrize(

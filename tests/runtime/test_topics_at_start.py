@@ -29,8 +29,16 @@ def test_missing_topics_are_made_with_their_partitions() -> None:
 
 
 def test_missing_topics_are_named_with_the_command_that_makes_them() -> None:
-    with pytest.raises(UnknownTopic, match=r"no topic 'orders', 'alerts'; .*agentic topics create.*create_topics=True"):
+    message = r"has no topics 'orders' and 'alerts'; make them with 'agentic topics create', or set create_topics=True"
+    with pytest.raises(UnknownTopic, match=message):
         asyncio.run(topics.ensure(app_with_topics(create_topics=False), MemoryBroker()))
+
+
+def test_one_missing_topic_is_spoken_of_as_one() -> None:
+    app = App("shop", create_topics=False)
+    app.topic("orders")
+    with pytest.raises(UnknownTopic, match=r"has no topic 'orders'; make it with"):
+        asyncio.run(topics.ensure(app, MemoryBroker()))
 
 
 def test_internal_topics_are_made_even_so() -> None:

@@ -11,7 +11,7 @@ from agentic.brokers.embedded.consumer import EmbeddedConsumer, check_positions
 from agentic.brokers.embedded.feed import EmbeddedReader
 from agentic.brokers.embedded.producer import EmbeddedProducer, TransactionalProducer
 from agentic.brokers.embedded.store import Store
-from agentic.errors import BrokerError, ConfigurationError, TopicExists, UnknownTopic
+from agentic.errors import BrokerError, ConfigurationError, TopicExists, UnknownTopic, named
 
 #: Kafka's rule for topic names.
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -110,8 +110,7 @@ class EmbeddedBroker:
             known = change.topics()
             if missing := [name for name in names if name not in known]:
                 raise UnknownTopic(
-                    f"{self._store.name}: no topic {', '.join(map(repr, missing))}; nothing was deleted,"
-                    " see agentic topics list"
+                    f"{self._store.name}: no {named('topic', missing)}; nothing was deleted, see 'agentic topics list'"
                 )
             for name in names:
                 change.delete(name)
@@ -136,7 +135,7 @@ class EmbeddedBroker:
     async def delete_group(self, name: str) -> None:
         with self._store.change() as change:
             if name not in change.groups():
-                raise BrokerError(f"{self.url}: no group {name!r}; see agentic groups list")
+                raise BrokerError(f"{self.url}: no group {name!r}; see 'agentic groups list'")
             membership = change.membership(name)
             now = self._store.clock()
             membership.evict(now, self._store.dead)

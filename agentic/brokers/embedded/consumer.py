@@ -11,7 +11,7 @@ from agentic.brokers.base import Batch, Listener, Position, TopicPartition
 from agentic.brokers.embedded.feed import Feed
 from agentic.brokers.embedded.membership import target
 from agentic.brokers.embedded.store import Change, Store
-from agentic.errors import BrokerError, NotOwner, UnknownTopic
+from agentic.errors import BrokerError, NotOwner, UnknownTopic, named
 
 #: Characters of a commit's metadata, as Kafka has it by default.
 METADATA_LIMIT = 4_095
@@ -62,8 +62,8 @@ class EmbeddedConsumer:
             known = change.topics()
             if missing := [topic for topic in self._topics if topic not in known]:
                 raise UnknownTopic(
-                    f"{store.name}: group {self.group!r} reads {', '.join(map(repr, missing))},"
-                    " which does not exist; create it first: agentic topics create NAME"
+                    f"{store.name}: no {named('topic', missing)}, which group {self.group!r} reads; "
+                    f"create {'each' if len(missing) > 1 else 'it'} first: 'agentic topics create {missing[0]}'"
                 )
             membership = change.membership(self.group)
             now = store.clock()

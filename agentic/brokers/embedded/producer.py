@@ -116,7 +116,7 @@ class EmbeddedProducer:
             self._partitions = view.topics()
         if topic not in self._partitions:
             raise UnknownTopic(
-                f"{self._store.name}: no topic {topic!r}; create it first: agentic topics create {topic}"
+                f"{self._store.name}: no topic {topic!r}; create it first: 'agentic topics create {topic}'"
             )
         return self._partitions[topic]
 

@@ -156,7 +156,7 @@ class LocalView:
     def _topic(self, name: str) -> TopicRow:
         row = self.topic_rows().get(name)
         if row is None:
-            raise UnknownTopic(f"{self._store.name}: no topic {name!r}; see agentic topics list")
+            raise UnknownTopic(f"{self._store.name}: no topic {name!r}; see 'agentic topics list'")
         return row
 
     def describe(self, topic: str) -> TopicInfo:
@@ -169,7 +169,7 @@ class LocalView:
         topic = self._topic(tp.topic)
         data = self._txn.get(layout.PARTITION_KEY.pack(topic.id, tp.partition), db=self._db[b"partitions"])
         if data is None:
-            raise UnknownTopic(f"{self._store.name}: no partition {tp}; see agentic topics describe {tp.topic}")
+            raise UnknownTopic(f"{self._store.name}: no partition {tp}; see 'agentic topics describe {tp.topic}'")
         return topic.id, PartitionRow.unpack(data)
 
     def bounds(self, tp: TopicPartition) -> tuple[int, int]:

@@ -1,0 +1,15 @@
+"""The names of our commands: none of them is left for an app's own."""
+
+from __future__ import annotations
+
+#: Our commands with the first line of their help, so that ``agentic --help`` imports none of them.
+COMMANDS = {
+    "worker": "Run the app until a signal stops it.",
+    "run": "Run the app until its input is used up.",
+    "new": "Start a project from a template.",
+    "send": "Send one record, or the lines of a file.",
+    "tail": "Show a topic's records.",
+    "topics": "List, describe, create and delete topics.",
+    "groups": "List, describe and delete consumer groups.",
+    "doctor": "Check settings, versions, broker and topics.",
+}
