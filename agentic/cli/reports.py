@@ -111,18 +111,24 @@ async def live(app: App) -> None:
 
 async def _draw(app: App, console: Console) -> None:
     before = Numbers.of(app.metrics)
-    with Live(console=console, auto_refresh=False, transient=True) as screen:
-        # While it is drawn, the display stands in for standard error: log lines pass above it, not through.
-        setup(app.settings, sys.stderr)
-        try:
-            while True:
-                await asyncio.sleep(LIVE_EVERY)
-                now = Numbers.of(app.metrics)
-                footer = folded(summary_line(now, before), console.width)
-                screen.update(tables(app, footer), refresh=True)
-                before = now
-        finally:
-            setup(app.settings, sys.__stderr__)
+    try:
+        while True:
+            size = console.size
+            with Live(console=console, auto_refresh=False, transient=True) as screen:
+                # While it is drawn, the display stands in for standard error: log lines pass above it, not through.
+                setup(app.settings, sys.stderr)
+                while True:
+                    await asyncio.sleep(LIVE_EVERY)
+                    if console.size != size:
+                        break
+                    now = Numbers.of(app.metrics)
+                    footer = folded(summary_line(now, before), console.width)
+                    screen.update(tables(app, footer), refresh=True)
+                    before = now
+            # The terminal has broken the lines of the old table anew, and nobody knows where it begins now.
+            console.clear()
+    finally:
+        setup(app.settings, sys.__stderr__)
 
 
 def tables(app: App, footer: str) -> Group:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from cli_support import Shell
+from rich.console import Console, ConsoleDimensions
 
 from agentic.app import App
 from agentic.cli import reports, supervisor
@@ -300,3 +302,44 @@ def test_the_summary_is_logged_again_and_again(monkeypatch: pytest.MonkeyPatch) 
 
     asyncio.run(two_lines())
     assert all(line.startswith("in 7 (0/s)") for line in lines)
+
+
+class Screen(io.StringIO):
+    """A terminal that tells when something is drawn on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn = asyncio.Event()
+
+    def flush(self) -> None:
+        self.drawn.set()
+
+    async def next(self, text: str) -> str:
+        """Return what is drawn from now on, up to this text."""
+        self.seek(0)
+        self.truncate()
+        while text not in self.getvalue():
+            self.drawn.clear()
+            await self.drawn.wait()
+        return self.getvalue()
+
+
+def test_a_live_table_is_drawn_anew_on_a_terminal_of_another_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lines were broken anew by the terminal: what is overwritten from where it began would leave some of it."""
+    monkeypatch.setattr(reports, "LIVE_EVERY", 0.001)
+    app = App("numbers")
+
+    async def scenario() -> None:
+        screen = Screen()
+        console = Console(file=screen, force_terminal=True, width=80, height=20)
+        drawing = asyncio.create_task(reports._draw(app, console))
+        async with asyncio.timeout(30):
+            assert "\x1b[2J" not in await screen.next("numbers on local://")
+            console.size = ConsoleDimensions(40, 20)
+            await screen.next("\x1b[2J")
+            await screen.next("numbers on local://")
+        drawing.cancel()
+        await asyncio.wait([drawing])
+        assert "\x1b[?25h" in screen.getvalue(), "the cursor is shown again"
+
+    asyncio.run(scenario())
