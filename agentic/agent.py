@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 from agentic.errors import ConfigurationError
+from agentic.stream import Stream
 from agentic.table import Table
 from agentic.topic import Source, Topic, name_of
 from agentic.uses import tables_used
@@ -87,9 +89,9 @@ class Agent:
         """The topics that it reads."""
         return tuple(source.topic for source in self.sources)
 
-    @property
+    @cached_property
     def tables(self) -> tuple[Table[Any, Any], ...]:
-        """The tables that it uses: those declared for it, and those that its code refers to by now."""
+        """The tables that it uses: those declared for it, and those found in its code when this is first asked."""
         return tuple(dict.fromkeys((*self._tables, *tables_used(self.fn))))
 
     def check(self) -> None:
@@ -101,3 +103,14 @@ class Agent:
 
     def __repr__(self) -> str:
         return f"<Agent {self.name}>"
+
+
+def feeder(table: Table[Any, Any]) -> Agent:
+    """Return the agent that fills a table from its source."""
+    assert table.source is not None, "only such tables are fed"
+
+    async def feed(stream: Stream[Any]) -> None:
+        async for event in stream.events():
+            table.feed(event)
+
+    return Agent(feed, [table.source], to=None, name=f"table {table.name}", tables=[table])

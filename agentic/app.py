@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from agentic import settings as _settings
-from agentic.agent import Agent
+from agentic.agent import Agent, feeder
 from agentic.codecs import Codec
 from agentic.errors import ConfigurationError
 from agentic.metrics import Metrics
@@ -260,9 +260,14 @@ class App:
 
         return declare
 
+    def processors(self) -> list[Agent]:
+        """The agents, and before them those that other declarations need: each topic that fills a table has one."""
+        feeders = [feeder(table) for table in self.tables.values() if table.source is not None]
+        return [*feeders, *self.agents.values()]
+
     def sources(self) -> list[Topic[Any, Any]]:
-        """The topics that agents read, in the order of declaration."""
-        read = {topic.name for agent in self.agents.values() for topic in agent.topics}
+        """The topics that are read, in the order of declaration."""
+        read = {topic.name for agent in self.processors() for topic in agent.topics}
         return [topic for topic in self.topics.values() if topic.name in read]
 
     def sinks(self) -> list[Topic[Any, Any]]:

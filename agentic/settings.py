@@ -64,6 +64,10 @@ class Settings:
         timedelta(seconds=30), "How long a stopping worker waits for the events that are under way."
     )
     max_buffered: int = _setting(4000, "Events that a worker takes ahead of its agents, over all partitions.")
+    cache_bytes: int = _setting(64 << 20, "Memory for rows of tables that were read or written lately, about.")
+    checkpoint_bytes: int = _setting(
+        32 << 20, "Memory of rows not yet committed at which a checkpoint does not wait for its interval, about."
+    )
     log: Literal["text", "json"] = _setting("text", "Form of the log lines.")
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "Least severe level that is logged.")
     kafka: Mapping[str, object] = _setting({}, "librdkafka properties for all clients; in the environment JSON.")
@@ -271,6 +275,9 @@ def _check_together(settings: Settings) -> None:
         fail("state_dir", "must be a directory's name")
     if settings.topic_partitions < 1:
         fail("topic_partitions", "a topic has at least one partition")
+    for name in ("cache_bytes", "checkpoint_bytes"):
+        if getattr(settings, name) < 1 << 20:
+            fail(name, "must be at least 1048576, a mebibyte")
     if settings.max_buffered < 1:
         fail("max_buffered", "a worker must be able to hold an event")
     if settings.on_decode_error == "dead_letter" and settings.dead_letter is None:

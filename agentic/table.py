@@ -18,6 +18,7 @@ from agentic.brokers.base import TopicSpec
 from agentic.codecs import Codec
 from agentic.core.times import timestamp_ms
 from agentic.errors import CodecError, ConfigurationError, TableUnavailable
+from agentic.stream import Event
 from agentic.topic import TOPIC_NAME, Topic
 
 K = TypeVar("K")
@@ -54,6 +55,9 @@ class View(Protocol):
 
     def at(self, key: Any, timestamp: int) -> Any:
         """Return the value as of `timestamp`, `MISSING` without any."""
+
+    def feed(self, event: Event) -> None:
+        """Take a record of the topic that fills the table."""
 
 
 #: What the code that runs can see: set by the worker around each agent.
@@ -265,6 +269,10 @@ class Table(MutableMapping[K, V]):
 
     def __repr__(self) -> str:
         return f"<Table {self.name}>"
+
+    def feed(self, event: Event) -> None:
+        """Take a record of the source. The worker calls it."""
+        self._view().feed(event)
 
     # -- what views need ----------------------------------------------------------------------
 

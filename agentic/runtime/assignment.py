@@ -10,17 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from agentic.agent import Agent
 from agentic.brokers.base import Batch, Consumer, Position, TopicPartition
 from agentic.errors import BrokerUnavailable, NotOwner
 from agentic.metrics import Metrics
+from agentic.runtime.groups import groups
 from agentic.runtime.outbox import AGAIN, Outbox
 from agentic.runtime.partition import SourcePartition
+from agentic.runtime.recovery import Recovery
+from agentic.runtime.state import TaskState
 from agentic.runtime.task import Task
 from agentic.settings import Settings
-from agentic.topic import Topic
 
 log = logging.getLogger("agentic.worker")
 
@@ -31,21 +32,12 @@ REVOKE_TIMEOUT = 8.0
 TaskId = tuple[int, int]
 
 
-def groups(agents: Iterable[Agent]) -> list[tuple[list[Agent], list[Topic[Any, Any]]]]:
-    """Return the groups of topics that agents connect, each with its agents, in order of declaration."""
-    found: list[tuple[list[Agent], list[Topic[Any, Any]]]] = []
-    for agent in agents:
-        touched = [group for group in found if any(topic in group[1] for topic in agent.topics)]
-        members = [each for group in touched for each in group[0]] + [agent]
-        topics = list(dict.fromkeys([topic for group in touched for topic in group[1]] + list(agent.topics)))
-        found = [group for group in found if group not in touched] + [(members, topics)]
-    return found
-
-
 class Assignment:
     """The tasks of one worker. A `Listener` for its consumer.
 
     Args:
+        recovery: brings up tasks that have tables.
+        partitions: how many each topic has.
         checkpoint: commits all that is finished; returns False when it was undone and all has
             to be read again.
     """
@@ -58,6 +50,8 @@ class Assignment:
         settings: Settings,
         outbox: Outbox,
         metrics: Metrics,
+        recovery: Recovery,
+        partitions: Mapping[str, int],
         checkpoint: Callable[[], Awaitable[bool]],
         fail: Callable[[BaseException], None],
     ) -> None:
@@ -70,6 +64,8 @@ class Assignment:
         self._settings = settings
         self._outbox = outbox
         self._metrics = metrics
+        self._recovery = recovery
+        self._partitions = partitions
         self._checkpoint = checkpoint
         self._fail = fail
         self._changing = asyncio.Lock()
@@ -143,6 +139,7 @@ class Assignment:
         self.progress.set()
 
     def _take(self, positions: Mapping[TopicPartition, Position | None]) -> None:
+        made: list[Task] = []
         for tp, position in positions.items():
             task_id = self._task_id(tp)
             task = self.tasks.get(task_id)
@@ -151,13 +148,16 @@ class Assignment:
                 task = self.tasks[task_id] = Task(
                     f"{'+'.join(topic.name for topic in topics)}-{tp.partition}",
                     agents,
+                    partition=tp.partition,
+                    partitions=self._partitions[tp.topic],
+                    home=f"{min(topic.name for topic in topics)}-{tp.partition}",
                     settings=self._settings,
                     outbox=self._outbox,
                     metrics=self._metrics,
                     fail=self._fail,
                     progress=self.progress.set,
                 )
-                task.start()
+                made.append(task)
             source = SourcePartition(
                 self._topics[tp.topic][1],
                 tp,
@@ -169,6 +169,33 @@ class Assignment:
             )
             self.sources[tp] = source
             task.add_source(source)
+        for task in made:
+            if not task.tables:
+                task.start()
+        # What comes for a task that waits for its tables would only take the others' room.
+        self._consumer.pause([tp for tp in positions if not self.tasks[self._task_id(tp)].started])
+        if with_tables := [task for task in made if task.tables]:
+            self._recovery.begin(with_tables, self._begin)
+
+    def _begin(self, task: Task) -> None:
+        """A task's tables are complete: it begins."""
+        if task not in self.tasks.values():
+            return
+        states = self.states()
+        for state in states:
+            state.cache(self._settings.cache_bytes // len(states))
+        task.start()
+        self._consumer.resume(list(task.sources))
+        task.feed()
+
+    @property
+    def state_full(self) -> bool:
+        """Have so many rows been written that they should be committed now?"""
+        return sum(state.dirty_bytes for state in self.states()) >= self._settings.checkpoint_bytes
+
+    def states(self) -> list[TaskState]:
+        """The states of the tasks that have one."""
+        return [task.state for task in self.tasks.values() if task.state is not None]
 
     # -- partitions go ------------------------------------------------------------------------
 
@@ -190,7 +217,7 @@ class Assignment:
             for tp, source in self.sources.items()
             if tp not in going and self.tasks[self._task_id(tp)] in ended
         }
-        self._forget(going)
+        await self._forget(going)
         if not kept:
             await self._read_again()
             return
@@ -200,7 +227,7 @@ class Assignment:
             positions[tp] = None if snapshot is None else Position(*snapshot)
         begun = {tp: source.first for tp, source in stays.items()}
         for task in ended:
-            self._drop(task)
+            await self._drop(task)
         await self._begin_at(positions, begun)
 
     async def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
@@ -210,13 +237,13 @@ class Assignment:
             for task in ended:
                 await task.cancel()
             stays = [tp for tp in self.sources if tp not in gone and self.tasks[self._task_id(tp)] in ended]
-            self._forget(gone)
+            await self._forget(gone)
             # Under exactly-once the open transaction holds effects of what was lost: it can't be committed.
             if gone and (self._outbox.transactional or stays):
                 await self._read_again()
             else:
                 for task in ended:
-                    self._drop(task)
+                    await self._drop(task)
         if gone:
             log.warning("lost %s; what was not committed is done again by the next owner", _listed(gone))
             self._metrics.counter("rebalances").add()
@@ -229,6 +256,8 @@ class Assignment:
     async def _read_again(self) -> None:
         for task in self.tasks.values():
             await task.cancel()
+        for task in self.tasks.values():
+            await task.release()
         begun = {tp: source.first for tp, source in self.sources.items()}
         self.tasks.clear()
         self.sources.clear()
@@ -273,6 +302,12 @@ class Assignment:
         async with self._changing:
             await self._close(list(self.tasks.values()), timeout)
 
+    async def release(self) -> None:
+        """Let go of all tasks' state, after the last checkpoint."""
+        async with self._changing:
+            for task in self.tasks.values():
+                await task.release()
+
     async def cancel(self) -> None:
         """End all agents at once."""
         async with self._changing:
@@ -289,7 +324,8 @@ class Assignment:
             if not in_time:
                 log.warning("task %s: an event was still under way after %g s; it is left undone", task.name, timeout)
 
-    def _forget(self, partitions: Iterable[TopicPartition]) -> None:
+    async def _forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """Remove partitions, and the tasks that have none left."""
         for tp in partitions:
             task = self.tasks.get(self._task_id(tp))
             if task is not None:
@@ -297,13 +333,14 @@ class Assignment:
             self.sources.pop(tp, None)
             self._metrics.remove("lag", topic=tp.topic, partition=tp.partition)
         for task_id in [task_id for task_id, task in self.tasks.items() if not task.sources]:
-            del self.tasks[task_id]
+            await self.tasks.pop(task_id).release()
 
-    def _drop(self, task: Task) -> None:
+    async def _drop(self, task: Task) -> None:
         """Remove a task that has ended, and its remaining partitions."""
         for tp in task.sources:
             self.sources.pop(tp, None)
         self.tasks = {task_id: each for task_id, each in self.tasks.items() if each is not task}
+        await task.release()
 
 
 def _listed(partitions: Iterable[TopicPartition]) -> str:

@@ -1,10 +1,20 @@
 """The checkpoint: what was finished becomes what is committed.
 
-The story, in order: hold the outbox and take each ledger's snapshot in one step, so that the
-effects already sent are those of the offsets in the snapshot; make these outputs safe; commit
-the positions; tell the ledgers. Under exactly-once, outputs and positions are one transaction.
+The story, in order:
 
-A crash at any step is harmless: before the commit, the work is read again; after it, the
+1. Hold the outbox, take each ledger's snapshot and fix each task's changed rows, in one step,
+   so that effects, rows and offsets are those of the same events.
+2. Send the changed rows to the changelogs, behind the effects that are sent already.
+3. Make all of that safe. Under exactly-once this is one transaction with the offsets, and the
+   commit.
+4. Write the rows to the local stores, with how far the changelogs go: a store never holds what
+   is not safe elsewhere, so it needs no undoing.
+5. At least once: commit the offsets. Only now, so that no crash leaves offsets whose effects
+   and rows are not there.
+6. Tell the ledgers.
+
+A crash at any step is harmless. Before the commit, the work is read again; before the stores
+are written, they get what they lack from the tail of the changelogs; after the commit, the
 ledgers of the next owner begin where the snapshot says.
 """
 
@@ -12,12 +22,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from agentic.brokers.base import Consumer, Position
+from agentic.brokers.base import Broker, Consumer, Position, TopicPartition
 from agentic.errors import AgenticError, BrokerError, BrokerUnavailable, NotOwner, TransactionAborted
 from agentic.metrics import Metrics
 from agentic.runtime.outbox import Outbox
+from agentic.runtime.state import TaskState
 
 if TYPE_CHECKING:
     from agentic.runtime.assignment import Assignment
@@ -25,10 +37,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("agentic.worker")
 
 
+#: Changed rows that are sent in one turn of the loop: some milliseconds' worth.
+TURN = 2_000
+
+
 class Checkpointer:
     """Commits for one worker, one checkpoint at a time."""
 
-    def __init__(self, consumer: Consumer, outbox: Outbox, metrics: Metrics) -> None:
+    def __init__(self, broker: Broker, consumer: Consumer, outbox: Outbox, metrics: Metrics) -> None:
+        self._broker = broker
         self._consumer = consumer
         self._outbox = outbox
         self._metrics = metrics
@@ -67,8 +84,13 @@ class Checkpointer:
             if snapshot is not None and not source.ledger.is_clean(snapshot):
                 snapshots[tp] = (source.ledger, snapshot)
         positions = {tp: Position(*snapshot) for tp, (_, snapshot) in snapshots.items()}
+        states = [state for state in assignment.states() if state.take()]
         try:
+            await self._log_changes(states)
             await self._outbox.publish(positions, self._consumer)
+            await self._store(states, positions)
+            if positions and not self._outbox.transactional:
+                await self._consumer.commit(positions)
         except TransactionAborted as error:
             return self._undone(error)
         except NotOwner as error:
@@ -100,6 +122,34 @@ class Checkpointer:
         self._metrics.latency("commit_seconds").observe(asyncio.get_running_loop().time() - started)
         self._metrics.counter("commits").add()
         return True
+
+    async def _log_changes(self, states: Sequence[TaskState]) -> None:
+        """Send the changed rows to the changelogs; others get a turn of the loop between."""
+        send = self._outbox.producer.send
+        sent = 0
+        for state in states:
+            for record in state.changes():
+                send(*record)
+                sent += 1
+                if sent % TURN == 0:
+                    await asyncio.sleep(0)
+
+    async def _store(self, states: Sequence[TaskState], positions: Mapping[TopicPartition, Position]) -> None:
+        """Bring the tasks' stores up to what is safe by now."""
+        if not states:
+            return
+        logs = [tp for state in states for tp in state.logs()]
+        try:
+            # Whatever is open there belongs to nobody who could still commit it.
+            ends = await self._broker.end_offsets(logs, with_open=True) if logs else {}
+        except BrokerUnavailable as error:
+            # The rows stay where they are until the next checkpoint brings them with its own.
+            log.info("local state is written with the next checkpoint: %s", error)
+            return
+        for tp, position in positions.items():
+            ends.setdefault(tp, position.offset)
+        for state in states:
+            await state.write(ends)
 
     def _undone(self, error: BrokerError) -> bool:
         self._outbox.spoil()

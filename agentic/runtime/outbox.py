@@ -128,21 +128,18 @@ class Outbox:
         return self.transactional and self.producer.backlog >= TRANSACTION_LIMIT
 
     async def publish(self, positions: Mapping[TopicPartition, Position], consumer: Consumer) -> None:
-        """Return when all that was sent before `hold` is safe, and the positions with it.
+        """Return when all that was sent before `hold` is safe; under exactly once, the positions with it.
 
         Raises:
             TransactionAborted: nothing of it is (exactly once).
-            NotOwner: the outputs are, the positions are not (at least once).
             DeliveryFailed, BrokerUnavailable, Fenced: see `Producer`.
         """
         if self.transactional:
             await self.producer.commit_transaction(positions, consumer)
-            return
-        await self.producer.flush()
-        # The outputs are safe: what is sent from here on may go out while the offsets are on their way.
+        else:
+            await self.producer.flush()
+        # They are safe: what is sent from here on may go out while the rest of the checkpoint is done.
         self.release()
-        if positions:
-            await consumer.commit(positions)
 
 
 class AppOutlet:

@@ -20,6 +20,7 @@ from agentic.errors import BrokerUnavailable, TaskFailed
 from agentic.runtime.assignment import Assignment
 from agentic.runtime.checkpoint import Checkpointer
 from agentic.runtime.outbox import AppOutlet, Outbox
+from agentic.runtime.recovery import Recovery
 from agentic.settings import Settings
 from agentic.stream import current_outlet
 
@@ -180,6 +181,19 @@ class TasksService(Part):
                 )
 
 
+class StateService(Part):
+    """The tables' stores. They outlive the intake, whose last checkpoint they take."""
+
+    def __init__(self, recovery: Recovery, assignment: Assignment, fail: Fail) -> None:
+        super().__init__(fail)
+        self._recovery = recovery
+        self._assignment = assignment
+
+    async def end(self) -> None:
+        await self._recovery.close()
+        await self._assignment.release()
+
+
 class CheckpointService(Part):
     """Commits at the interval, while there is something to commit; a last time after the agents have ended."""
 
@@ -284,7 +298,7 @@ class IntakeService(Part):
                 await outbox.ready()
             # One turn of the loop: the agents work off what they were given.
             await asyncio.sleep(0)
-            while outbox.full:
+            while outbox.full or assignment.state_full:
                 assignment.hurry.set()
                 assignment.checkpointed.clear()
                 await assignment.checkpointed.wait()

@@ -19,11 +19,17 @@ from typing import Any, TypeVar
 from agentic.agent import Agent
 from agentic.core.times import seconds
 from agentic.errors import AgenticError, CodecError
+from agentic.metrics import Metrics
 from agentic.runtime.outbox import Outbox
+from agentic.runtime.tables import TableView
 from agentic.stream import SAME, Event, HeadersLike, Reply, Stream, current_outlet
+from agentic.table import Table, current_views
 from agentic.topic import Outgoing, Topic
 
 T = TypeVar("T")
+
+#: Before any time, in ms.
+NEVER = -(1 << 63)
 
 
 class ApplyFailed(AgenticError):
@@ -37,36 +43,50 @@ class Slot(Stream[T]):
         agent: whose function runs.
         drained: called when the inbox has run empty.
         outbox: takes the effects.
+        metrics: counts what is dropped.
 
     Attributes:
         closing: once set, the stream ends at the next step of the agent.
         handed: events put into the inbox so far.
         sent: effects applied so far.
+        working_on: the current event; with `take` the last of them.
+        views: the tables that the agent uses.
+        touched: those views that the current event has written to.
+        clock: the greatest timestamp of the events that the agent has begun, in ms; kept only where
+            a table needs it.
     """
 
     __slots__ = (
         "_also",
         "_drained",
         "_effects",
-        "_event",
         "_inbox",
+        "_metrics",
         "_outbox",
         "_waiter",
         "agent",
+        "clock",
         "closing",
         "handed",
         "sent",
+        "touched",
+        "views",
+        "working_on",
     )
 
-    def __init__(self, agent: Agent, drained: Callable[[Slot[Any]], None], outbox: Outbox) -> None:
+    def __init__(self, agent: Agent, drained: Callable[[Slot[Any]], None], outbox: Outbox, metrics: Metrics) -> None:
         self.agent = agent
         self.closing = False
         self.handed = 0
         self.sent = 0
         self._drained = drained
         self._outbox = outbox
+        self._metrics = metrics
         self._inbox: deque[Event] = deque()
-        self._event: Event | None = None
+        self.working_on: Event | None = None
+        self.views: dict[Table[Any, Any], TableView] = {}
+        self.touched: list[TableView] = []
+        self.clock = NEVER
         #: With `take`: the events that are complete together with the current one.
         self._also: list[Event] = []
         self._effects: list[Outgoing] = []
@@ -76,26 +96,26 @@ class Slot(Stream[T]):
 
     @property
     def event(self) -> Event:
-        if self._event is None:
+        if self.working_on is None:
             raise LookupError(f"agent {self.agent.name!r}: outside of its loop there is no event")
-        return self._event
+        return self.working_on
 
     def __aiter__(self) -> AsyncIterator[T]:
         return self
 
     async def __anext__(self) -> T:
-        event = self._event
+        event = self.working_on
         if event is not None:
-            if self._effects or self._also:
+            if self._effects or self.touched or self._also:
                 self._complete(event)
             else:
                 event.origin.retire(event.offset)
-            self._event = None
+            self.working_on = None
         try:
             event = self._inbox.popleft()
         except IndexError:
             event = await self._wait()
-        self._event = event
+        self.working_on = event
         return event.value  # type: ignore[no-any-return]
 
     def events(self) -> AsyncIterator[Event]:
@@ -142,23 +162,28 @@ class Slot(Stream[T]):
     @property
     def pending(self) -> int:
         """Events handed over and not completed."""
-        return len(self._inbox) + len(self._also) + (self._event is not None)
+        return len(self._inbox) + len(self._also) + (self.working_on is not None)
 
     def current(self) -> list[Event]:
         """The events that are being worked on, in order: none, one, or the list of a `take`."""
-        return [*self._also, *([self._event] if self._event is not None else [])]
+        return [*self._also, *([self.working_on] if self.working_on is not None else [])]
+
+    def drop(self, reason: str) -> None:
+        """Count the current event as given up by rule; it completes like any other."""
+        self._metrics.counter("dropped", reason=reason).add()
 
     def give_up(self) -> None:
         """Drop the notes of the current events and retire them: they were skipped by rule."""
-        self._effects.clear()
+        self._forget()
         for event in self.current():
             event.origin.retire(event.offset)
-        self._event = None
+        self.working_on = None
         self._also.clear()
 
     async def run(self) -> None:
         """Run the agent's function over this stream until it ends."""
         current_outlet.set(self)
+        current_views.set(self.views)
         if not self.agent.yields:
             await self.agent.fn(self)
             return
@@ -169,7 +194,7 @@ class Slot(Stream[T]):
         through = {topic.key for topic in self.agent.topics} <= {to.key} or not to.key_declared
         effects = self._effects
         async for value in self.agent.fn(self):
-            event = self.event if self._event is None else self._event
+            event = self.event if self.working_on is None else self.working_on
             if through and value is not None and value.__class__ is not Reply:
                 try:
                     effects.append((name, event.raw_key, encode(value), event.timestamp, None, -1))
@@ -198,23 +223,30 @@ class Slot(Stream[T]):
         event = self._inbox.popleft() if self._inbox else await self._wait_until(deadline)
         if event is not None:
             self._also.append(self.event)
-            self._event = event
+            self.working_on = event
         return event
 
     def put_back(self) -> None:
         """Take the current events as if they had not been begun; nobody has worked on them."""
         self._inbox.extendleft(reversed(self.current()))
         self._also.clear()
-        self._event = None
+        self.working_on = None
 
     def abandon(self) -> None:
         """Let go of the current events without completing them: their next owner does them again.
 
         An agent that goes on all the same finds no event any more, and can do nothing.
         """
-        self._effects.clear()
+        self._forget()
         self._also.clear()
-        self._event = None
+        self.working_on = None
+
+    def _forget(self) -> None:
+        """Drop the notes of the current events."""
+        self._effects.clear()
+        for view in self.touched:
+            view.forget()
+        self.touched.clear()
 
     # -- completing and waiting ---------------------------------------------------------------
 
@@ -228,6 +260,10 @@ class Slot(Stream[T]):
             raise ApplyFailed(f"agent {self.agent.name!r}, {event!r}: {error}") from error
         self.sent += len(self._effects)
         self._effects.clear()
+        if self.touched:
+            for view in self.touched:
+                view.apply()
+            self.touched.clear()
         event.origin.retire(event.offset)
         if self._also:
             for other in self._also:
@@ -259,17 +295,24 @@ class Slot(Stream[T]):
         return self._inbox.popleft()
 
 
-class FilteringSlot(Slot[T]):
-    """A slot whose agent reads only a part of a topic: what the predicates refuse is complete at once."""
+class WatchingSlot(Slot[T]):
+    """A slot that looks at each event before its agent does.
+
+    It keeps the clock, for tables whose rows expire, and completes at once what the predicates of
+    a part of a topic refuse.
+    """
 
     __slots__ = ("_dropped", "_predicates")
 
-    def __init__(
-        self, agent: Agent, drained: Callable[[Slot[Any]], None], outbox: Outbox, dropped: Callable[[], None]
-    ) -> None:
-        super().__init__(agent, drained, outbox)
-        self._dropped = dropped
+    def __init__(self, agent: Agent, drained: Callable[[Slot[Any]], None], outbox: Outbox, metrics: Metrics) -> None:
+        super().__init__(agent, drained, outbox, metrics)
+        self._dropped = metrics.counter("dropped", reason="filtered").add
         self._predicates = {source.topic.name: source.predicates for source in agent.sources}
+
+    @staticmethod
+    def needed(agent: Agent) -> bool:
+        """Is there anything to look at?"""
+        return any(source.predicates for source in agent.sources) or any(table.ttl for table in agent.tables)
 
     async def __anext__(self) -> T:
         while True:
@@ -284,11 +327,13 @@ class FilteringSlot(Slot[T]):
             if self._passes(event):
                 return event
             self._dropped()
-            self._event = self._also.pop()
+            self.working_on = self._also.pop()
             event.origin.retire(event.offset)
         return None
 
     def _passes(self, event: Event) -> bool:
+        if event.timestamp > self.clock:
+            self.clock = event.timestamp
         return all(predicate(event.value) for predicate in self._predicates[event.topic])
 
 

@@ -18,7 +18,9 @@ from agentic.errors import AgentFailed, AgenticError
 from agentic.metrics import Metrics
 from agentic.runtime.outbox import Outbox
 from agentic.runtime.partition import SourcePartition
-from agentic.runtime.slot import ApplyFailed, FilteringSlot, Slot
+from agentic.runtime.slot import ApplyFailed, Slot, WatchingSlot
+from agentic.runtime.state import TaskState
+from agentic.runtime.stores import Stores
 from agentic.settings import Settings
 from agentic.stream import Event
 
@@ -30,6 +32,9 @@ class Task:
 
     Args:
         agents: those that read the group's topics.
+        partition: the task's number.
+        partitions: how many tasks the group has; only where it has tables.
+        home: names the task's local state: the group's first topic by name, and the number.
         fail: called once when an agent or a record stops the worker.
         progress: called whenever events have been completed.
     """
@@ -39,6 +44,9 @@ class Task:
         name: str,
         agents: Sequence[Agent],
         *,
+        partition: int,
+        partitions: int,
+        home: str,
         settings: Settings,
         outbox: Outbox,
         metrics: Metrics,
@@ -46,6 +54,13 @@ class Task:
         progress: Callable[[], None],
     ) -> None:
         self.name = name
+        self.partition = partition
+        #: The tables that its agents use.
+        self.tables = tuple(dict.fromkeys(table for agent in agents for table in agent.tables))
+        #: Their rows, once the store is open; None before, and for a task without tables.
+        self.state: TaskState | None = None
+        self._partitions = partitions
+        self._home = home
         self.sources: dict[TopicPartition, SourcePartition] = {}
         self._settings = settings
         self._max_idle = None if settings.max_idle is None else settings.max_idle.total_seconds()
@@ -55,11 +70,8 @@ class Task:
         self._idle_since: float | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._closing = False
-        dropped = metrics.counter("dropped", reason="filtered").add
         self.slots: list[Slot[Any]] = [
-            FilteringSlot(agent, self.drained, outbox, dropped)
-            if any(source.predicates for source in agent.sources)
-            else Slot(agent, self.drained, outbox)
+            (WatchingSlot if WatchingSlot.needed(agent) else Slot)(agent, self.drained, outbox, metrics)
             for agent in agents
         ]
         self._readers: dict[str, list[Slot[Any]]] = {}
@@ -68,9 +80,26 @@ class Task:
                 self._readers.setdefault(topic.name, []).append(slot)
         self._counted = dict.fromkeys(self.slots, (0, 0))
         self._runs: list[asyncio.Task[None]] = []
+        #: Do its agents run? One with tables begins when these are complete.
+        self.started = False
+        self._opening = asyncio.Lock()
+
+    async def open(self, stores: Stores) -> None:
+        """Open the store of the task's tables; leaves `state` at None when the task has been closed meanwhile."""
+        async with self._opening:
+            if self._closing:
+                return
+            store = await stores.open(self._home, {table.name: table.shape for table in self.tables})
+            self.state = TaskState(self.name, self.partition, self._partitions, self.tables, store, stores=stores)
 
     def start(self) -> None:
         """Start the agents' instances; they wait for events."""
+        times = [time for source in self.sources.values() if (time := source.ledger.stream_time) is not None]
+        for slot in self.slots:
+            slot.clock = max(times, default=slot.clock)
+            if self.state is not None:
+                slot.views = {table: self.state.view(table, slot) for table in slot.agent.tables}
+        self.started = True
         self._runs = [
             asyncio.create_task(self._run(slot), name=f"agent {slot.agent.name} of task {self.name}")
             for slot in self.slots
@@ -86,7 +115,7 @@ class Task:
 
     def feed(self) -> None:
         """Hand over all events that may be chosen now."""
-        if self._closing:
+        if self._closing or not self.started:
             return
         if len(self.sources) == 1:
             (source,) = self.sources.values()
@@ -233,6 +262,13 @@ class Task:
             log.warning("does not end although it was cancelled: %s", ", ".join(stuck))
         for slot in self.slots:
             slot.abandon()
+
+    async def release(self) -> None:
+        """Let go of the task's state; its agents have ended, and what is committed is written."""
+        self._closing = True
+        async with self._opening:
+            if self.state is not None:
+                await self.state.close()
 
 
 #: Seconds that a cancelled agent has to end; one that swallows its cancellation must not hold up a rebalance.

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from agentic import brokers
 from agentic.app import App
 from agentic.brokers.base import Broker, TopicPartition
-from agentic.runtime import topics
+from agentic.runtime import changelogs, topics
 from agentic.runtime.assignment import Assignment
 from agentic.runtime.checkpoint import Checkpointer
 from agentic.runtime.identity import Slotfile
 from agentic.runtime.outbox import AppOutlet, Outbox, wall_ms
+from agentic.runtime.recovery import Recovery
 from agentic.runtime.services import (
     BrokerService,
     CheckpointService,
@@ -21,8 +22,10 @@ from agentic.runtime.services import (
     LifespanService,
     OutboxService,
     Part,
+    StateService,
     TasksService,
 )
+from agentic.runtime.stores import Stores, stores_for
 
 log = logging.getLogger("agentic.worker")
 
@@ -42,6 +45,7 @@ class Worker(Part):
         now: the wall clock, in milliseconds.
         reporters: run beside the agents, and are cancelled at the end.
         transactional_id: for exactly once; by default one that a restart of this worker has again.
+        stores: where tables are kept; by default in the state directory, for ``memory://`` in memory.
 
     Attributes:
         failure: why the worker has to stop, None while all is well.
@@ -56,6 +60,7 @@ class Worker(Part):
         now: Callable[[], int] = wall_ms,
         reporters: Sequence[Reporter] = (),
         transactional_id: str | None = None,
+        stores: Stores | None = None,
     ) -> None:
         super().__init__(self._note_failure)
         app.check()
@@ -68,26 +73,28 @@ class Worker(Part):
         self._reporters = list(reporters)
         self._checkpointer: Checkpointer | None = None
         self._given_id = transactional_id
+        self._stores = stores or stores_for(app.settings)
         self._slotfile: Slotfile | None = None
 
     async def on_start(self) -> None:
         """Connect, look at the topics, surround, take in: each step needs the ones before it."""
         app, settings = self.app, self.app.settings
         await self.add_runtime_dependency(BrokerService(self.broker, settings.start_timeout.total_seconds(), self.fail))
-        await topics.ensure(app, self.broker)
+        counts = await topics.ensure(app, self.broker)
+        await changelogs.ensure(app.processors(), counts, self.broker)
         exactly_once = settings.delivery == "exactly_once"
         producer = self.broker.producer(transactional_id=self._transactional_id() if exactly_once else None)
         outbox = Outbox(producer, transactional=exactly_once)
         outlet = AppOutlet(self.broker.producer, app.metrics, self._now)
         await self.add_runtime_dependency(OutboxService(app, outbox, outlet, self.fail))
         await self.add_runtime_dependency(LifespanService(app, outlet, self.fail))
-        if app.agents:
-            await self._start_agents(outbox)
+        if app.processors():
+            await self._start_agents(outbox, counts)
         tasks = [(f"task {getattr(fn, '__name__', 'anonymous')!r}", fn) for fn in app.tasks]
         tasks += [("reporter", _bound(reporter, app)) for reporter in self._reporters]
         await self.add_runtime_dependency(TasksService(tasks, outlet, self.fail, TASK_TIMEOUT))
 
-    async def _start_agents(self, outbox: Outbox) -> None:
+    async def _start_agents(self, outbox: Outbox, counts: Mapping[str, int]) -> None:
         app, settings = self.app, self.app.settings
         consumer = self.broker.consumer(
             app.name,
@@ -96,10 +103,13 @@ class Worker(Part):
             offset_reset=settings.offset_reset,
             session_timeout=settings.session_timeout.total_seconds(),
         )
-        self._checkpointer = Checkpointer(consumer, outbox, app.metrics)
+        self._checkpointer = Checkpointer(self.broker, consumer, outbox, app.metrics)
+        recovery = Recovery(self.broker, self._stores, consumer, app.metrics, self.fail)
         self.assignment = Assignment(
-            list(app.agents.values()),
+            app.processors(),
             consumer,
+            recovery=recovery,
+            partitions=counts,
             settings=settings,
             outbox=outbox,
             metrics=app.metrics,
@@ -108,6 +118,7 @@ class Worker(Part):
         )
         app.metrics.collector = self.assignment.report
         interval, timeout = settings.commit_interval.total_seconds(), settings.stop_timeout.total_seconds()
+        await self.add_runtime_dependency(StateService(recovery, self.assignment, self.fail))
         await self.add_runtime_dependency(
             IntakeService(consumer, self.assignment, self._checkpointer, outbox, settings, self.fail)
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -16,12 +16,16 @@ from agentic.brokers.memory import MemoryBroker
 from agentic.core.times import seconds, timestamp_ms
 from agentic.errors import AgenticError, ConfigurationError
 from agentic.metrics import Counter
+from agentic.runtime.stores import MemoryStores
 from agentic.runtime.worker import Worker
 from agentic.stream import HeadersLike, current_outlet
+from agentic.table import Table
 from agentic.testing.loop import VirtualLoop
 from agentic.topic import Topic
 
 T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 
 _names = itertools.count()
 
@@ -93,7 +97,7 @@ class TestDriver:
         self._settle()
 
     async def _make_worker(self, broker: MemoryBroker) -> Worker:
-        return Worker(self.app, broker=broker, now=self._now, transactional_id="driver")
+        return Worker(self.app, broker=broker, now=self._now, transactional_id="driver", stores=MemoryStores())
 
     def _stop(self) -> None:
         worker, self._worker = self._worker, None
@@ -257,6 +261,23 @@ class TestDriver:
         assert self._worker is not None and self._worker.assignment is not None, "no agent runs"
         source = self._worker.assignment.sources.get(TopicPartition(topic.name, partition))
         return None if source is None else source.ledger.stream_time
+
+    def table(self, table: Table[K, V]) -> Mapping[K, V]:
+        """Return a table's rows as they are now, of all partitions together, as a dict in the order of the keys.
+
+        Raises:
+            ConfigurationError: no agent uses the table.
+        """
+        rows: list[tuple[bytes, K, V]] = []
+        found = False
+        assert self._worker is not None and self._worker.assignment is not None, "no agent runs"
+        for state in self._worker.assignment.states():
+            if table in state.buffers:
+                found = True
+                rows += state.rows(table)
+        if not found:
+            raise ConfigurationError(f"table {table.name!r}: no agent of app {self.app.name!r} uses it")
+        return {key: value for _, key, value in sorted(rows, key=lambda row: row[0])}
 
     @property
     def dropped(self) -> dict[str, int]:

@@ -1,0 +1,77 @@
+"""The changelogs of an app's tables: made with what they need, and looked at before anything is written."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentic.agent import Agent
+from agentic.brokers.base import Broker, TopicSpec
+from agentic.errors import CoPartitionError, StateMismatch, TopicExists
+from agentic.runtime.groups import groups
+from agentic.table import Table
+
+log = logging.getLogger("agentic.worker")
+
+
+def partitions_of(agents: Sequence[Agent], counts: Mapping[str, int]) -> dict[Table[Any, Any], int]:
+    """Return how many partitions each table has: as many as the topics of its group.
+
+    Args:
+        counts: of each topic.
+
+    Raises:
+        CoPartitionError: topics whose agents share a table have different numbers; names two of them.
+    """
+    found: dict[Table[Any, Any], int] = {}
+    for members, topics in groups(agents):
+        tables = list(dict.fromkeys(table for agent in members for table in agent.tables))
+        if not tables:
+            continue
+        first = topics[0]
+        for topic in topics[1:]:
+            if counts[topic.name] != counts[first.name]:
+                raise CoPartitionError(
+                    f"topics {first.name!r} ({counts[first.name]} partitions) and {topic.name!r} "
+                    f"({counts[topic.name]}) meet in table {tables[0].name!r} and must have the same number: bring one "
+                    "over by topic.group_by(…), or make it again"
+                )
+        found.update(dict.fromkeys(tables, counts[first.name]))
+    return found
+
+
+async def ensure(agents: Sequence[Agent], counts: Mapping[str, int], broker: Broker) -> None:
+    """Make the changelogs that are missing, and see that the others are what their tables need.
+
+    Raises:
+        CoPartitionError: see `partitions_of`.
+        StateMismatch: a changelog has another number of partitions, or is not compacted.
+    """
+    wanted: dict[str, tuple[Table[Any, Any], TopicSpec]] = {}
+    for table, partitions in partitions_of(agents, counts).items():
+        if (spec := table.spec(partitions)) is not None:
+            wanted[spec.name] = table, spec
+    existing = await broker.topics()
+    missing = [spec for name, (_, spec) in wanted.items() if name not in existing]
+    if missing:
+        try:
+            await broker.create_topics(missing)
+        except TopicExists:
+            log.info("another worker was first to make %s", ", ".join(spec.name for spec in missing))
+        else:
+            log.info("made changelogs %s", ", ".join(spec.name for spec in missing))
+    for name, (table, spec) in wanted.items():
+        if name not in existing:
+            continue
+        if existing[name] != spec.partitions:
+            raise StateMismatch(
+                f"changelog {name!r} has {existing[name]} partitions and the topics of table {table.name!r} have "
+                f"{spec.partitions}: rows would be looked for in the wrong place; 'agentic reset' deletes it with the "
+                "app's state, and the events are counted anew"
+            )
+        if not (await broker.describe_topic(name)).compacted:
+            raise StateMismatch(
+                f"changelog {name!r} is not compacted, and would lose rows of table {table.name!r} to retention; "
+                "set its cleanup.policy to compact, or let 'agentic reset' delete it"
+            )

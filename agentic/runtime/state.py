@@ -1,0 +1,203 @@
+"""What a task remembers: the tables of one task, over one store.
+
+A checkpoint passes through it in steps: `take` what is to be written, `changes` for the
+changelog, and once these are committed, `write` for the store, with the changelog's end, so
+that the store knows which part of the changelog it already has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from agentic.brokers.base import TopicPartition
+from agentic.runtime.slot import Slot
+from agentic.runtime.stores import Stores
+from agentic.runtime.tables import ExpiringView, FedView, Layout, TableView
+from agentic.state.base import Store
+from agentic.state.buffer import TableBuffer, store_rows
+from agentic.table import Table
+from agentic.topic import Outgoing
+
+
+def upto(table: Table[Any, Any]) -> str:
+    """Return the name of the mark with the changelog offset up to which the store has a table's rows."""
+    return f"upto/{table.name}"
+
+
+#: The mark that says how far a store has come, all tables together: of two copies the greater is ahead.
+ADVANCE = "advance"
+#: The mark with the wall clock, in ms, of the last write.
+WRITTEN = "written"
+
+
+def number(mark: bytes | None) -> int | None:
+    """Return the integer of a mark."""
+    return None if mark is None else int.from_bytes(mark, "big", signed=True)
+
+
+def as_mark(value: int) -> bytes:
+    """Return an integer as a mark; its bytes sort as non-negative numbers do."""
+    return value.to_bytes(8, "big", signed=True)
+
+
+class TaskState:
+    """The tables of one task.
+
+    Args:
+        name: the task's.
+        partition: its number.
+        partitions: how many tasks its group has.
+        store: opened; closed by `close`.
+        stores: where it came from.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        partition: int,
+        partitions: int,
+        tables: Sequence[Table[Any, Any]],
+        store: Store,
+        *,
+        stores: Stores,
+    ) -> None:
+        self.name = name
+        self.partition = partition
+        self.store = store
+        self._stores = stores
+        self._partitions = partitions
+        self._layouts = {table: Layout(table) for table in tables}
+        self.buffers: dict[Table[Any, Any], TableBuffer[Any]] = {
+            table: TableBuffer(table.name, store, load=layout.load, dump=layout.dump)
+            for table, layout in self._layouts.items()
+        }
+        #: For each table the changelog offset up to which the store has its rows.
+        self.upto: dict[Table[Any, Any], int] = {
+            table: offset for table in tables if (offset := number(store.mark(upto(table)))) is not None
+        }
+        self._writing = asyncio.Lock()
+        self._encoded: dict[Table[Any, Any], list[tuple[bytes, bytes | None, int]]] = {}
+        self.closed = False
+
+    def layout(self, table: Table[Any, Any]) -> Layout:
+        """How a table's keys and values stand in the store."""
+        return self._layouts[table]
+
+    def view(self, table: Table[Any, Any], slot: Slot[Any]) -> TableView:
+        """Return the table as the instance in `slot` sees it."""
+        kind = FedView if table.source is not None else ExpiringView if table.ttl is not None else TableView
+        return kind(table, self._layouts[table], self.buffers[table], slot, self.partition, self._partitions)
+
+    def cache(self, size: int) -> None:
+        """Let the tables' caches take about `size` bytes together."""
+        for buffer in self.buffers.values():
+            buffer.cache_bytes = size // len(self.buffers)
+
+    def rows(self, table: Table[Any, Any]) -> Iterator[tuple[bytes, Any, Any]]:
+        """Iterate over a table's rows after the last completed event: the key's bytes in the store, key, value."""
+        layout = self._layouts[table]
+        value_of = layout.value_of
+        for raw, entry, _ in self.buffers[table].scan({}):
+            yield raw, layout.keys.decode(raw), entry if value_of is None else value_of(entry)
+
+    # -- checkpoint ---------------------------------------------------------------------------
+
+    @property
+    def dirty_bytes(self) -> int:
+        """About how much memory the rows take that no checkpoint has begun to write."""
+        return sum(buffer.dirty_bytes for buffer in self.buffers.values())
+
+    def take(self) -> bool:
+        """A checkpoint begins: fix what it writes; return whether there is anything."""
+        taken = [len(buffer.take()) for buffer in self.buffers.values()]
+        self._encoded = {}
+        return any(taken)
+
+    def changes(self) -> Iterator[Outgoing]:
+        """Encode what the checkpoint writes; yield a record for each changed row of a table with its own changelog."""
+        for table, buffer in self.buffers.items():
+            encoded = self._encoded[table] = buffer.encode()
+            topic = table.changelog_topic
+            if topic is None or table.source is not None:
+                continue
+            keys = self._layouts[table].keys
+            for key, value, timestamp in encoded:
+                wire = key if keys.identity else keys.to_wire(key)
+                yield (topic, wire, value, timestamp, None, self.partition)
+
+    def logs(self) -> list[TopicPartition]:
+        """Return the changelog partitions to which the checkpoint writes."""
+        return [
+            TopicPartition(topic, self.partition)
+            for table, encoded in self._encoded.items()
+            if encoded and table.source is None and (topic := table.changelog_topic) is not None
+        ]
+
+    async def write(self, ends: Mapping[TopicPartition, int]) -> None:
+        """The checkpoint is committed: bring it to the store, in another thread.
+
+        Args:
+            ends: how far the changelogs go by now, and for topics that are changelogs themselves
+                how far their records are in the tables.
+
+        Raises:
+            StorageFull, StorageCorrupt: see `Store.write`.
+        """
+        async with self._writing:
+            if self.closed:
+                return
+            marks: dict[str, bytes | None] = {}
+            for table in self.buffers:
+                end = ends.get(TopicPartition(table.changelog_topic or "", self.partition))
+                if end is not None and end != self.upto.get(table):
+                    self.upto[table] = end
+                    marks[upto(table)] = as_mark(end)
+            rows = {table.name: encoded for table, encoded in self._encoded.items() if encoded}
+            if rows or marks:
+                marks[ADVANCE] = as_mark(sum(self.upto.values()))
+                marks[WRITTEN] = as_mark(time.time_ns() // 1_000_000)
+                await self._stores.run(self._write, rows, marks)
+            for buffer in self.buffers.values():
+                buffer.stored()
+            self._encoded = {}
+
+    def _write(
+        self, rows: Mapping[str, list[tuple[bytes, bytes | None, int]]], marks: Mapping[str, bytes | None]
+    ) -> None:
+        self.store.write({table: store_rows(encoded) for table, encoded in rows.items()}, marks)
+
+    # -- recovery -----------------------------------------------------------------------------
+
+    async def restore(
+        self, table: Table[Any, Any], rows: Mapping[bytes, tuple[bytes | None, int]], position: int
+    ) -> None:
+        """Write rows that were read from a table's changelog up to `position`; the task has not begun yet."""
+        async with self._writing:
+            if self.closed:
+                return
+            self.upto[table] = position
+            marks = {upto(table): as_mark(position), ADVANCE: as_mark(sum(self.upto.values()))}
+            await self._stores.run(self._write_restored, table.name, rows, marks)
+
+    def _write_restored(
+        self, table: str, rows: Mapping[bytes, tuple[bytes | None, int]], marks: Mapping[str, bytes | None]
+    ) -> None:
+        self.store.write({table: store_rows([(key, *row) for key, row in sorted(rows.items())])}, marks)
+
+    async def clear(self, table: Table[Any, Any]) -> None:
+        """Remove all rows of a table, that it be restored whole."""
+        async with self._writing:
+            self.upto.pop(table, None)
+            # The mark first: a store that claims rows which it has not would never get them back.
+            await self._stores.run(self.store.write, {}, {upto(table): None})
+            await self._stores.run(self.store.clear, table.name)
+
+    async def close(self) -> None:
+        """Let go of the store once a write that is under way is done; what no checkpoint has written is dropped."""
+        async with self._writing:
+            if not self.closed:
+                self.closed = True
+                await self._stores.run(self.store.close)

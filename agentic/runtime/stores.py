@@ -1,0 +1,72 @@
+"""Where a worker's stores are: in its state directory, or in memory beside a log that is in memory too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar, TypeVarTuple
+
+from agentic.settings import Settings
+from agentic.state.base import Store
+from agentic.state.memory import MemoryStore
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class Stores(Protocol):
+    """Opens the store of a task, and runs what takes its time."""
+
+    async def open(self, task: str, tables: Mapping[str, str]) -> Store:
+        """Open a task's store; another process may not have it meanwhile.
+
+        Args:
+            task: the task's name.
+            tables: what shape the rows of each table have; rows of another shape are refused.
+
+        Raises:
+            StateMismatch: the store belongs to something else.
+            StorageCorrupt, StorageFull: the file is damaged; there is no space.
+        """
+
+    async def run(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
+        """Run what may block, and return when it is done, even if the caller is cancelled meanwhile."""
+
+
+class LocalStores:
+    """Stores on this machine's disk."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    async def open(self, task: str, tables: Mapping[str, str]) -> Store:
+        return await self.run(self._open, task, tables)
+
+    def _open(self, task: str, tables: Mapping[str, str]) -> Store:
+        from agentic.state import lmdb
+
+        return lmdb.claim(self._settings.state_dir, self._settings.name, task, tables)
+
+    async def run(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
+        running = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            # The thread can't be stopped, and must not work on a store that its owner takes for free.
+            await asyncio.wait([running])
+            raise
+
+
+class MemoryStores:
+    """Stores that are gone with the worker."""
+
+    async def open(self, task: str, tables: Mapping[str, str]) -> Store:
+        return MemoryStore()
+
+    async def run(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
+        return work(*arguments)
+
+
+def stores_for(settings: Settings) -> Stores:
+    """Return the stores that go with an app's log."""
+    return MemoryStores() if settings.broker.startswith("memory://") else LocalStores(settings)

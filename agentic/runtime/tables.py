@@ -1,0 +1,309 @@
+"""A table as one agent's instance sees it in one task: its rows, and the current event's own writes over them.
+
+The rule that it keeps: what an event writes lies in an overlay that only this instance sees,
+until the event is complete and the overlay goes over to the table's rows in one step. If the
+event fails, the overlay is dropped.
+
+Part of the hot path: a read is a look into the overlay and one into the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from agentic.codecs.json import Typed
+from agentic.codecs.raw import Raw, Text
+from agentic.core.partitioning import partition_of
+from agentic.errors import AgenticError, CodecError, TableUnavailable, WrongPartition
+from agentic.state.buffer import Row, TableBuffer
+from agentic.state.keys import KeyFormat, key_format, prefix_end
+from agentic.stream import Event
+from agentic.table import MISSING, Table
+
+if TYPE_CHECKING:
+    from agentic.runtime.slot import Slot
+
+#: Bytes of a key that a table takes: longer ones are a mistake more often than a key.
+MAX_KEY = 64 << 10
+
+
+class Layout:
+    """How one table's keys and values stand in its store.
+
+    Attributes:
+        keys: between keys, their bytes in the store and their bytes in the changelog.
+        scalar: the type whose values are kept as they are, since nobody can change them in place; None:
+            entries are the codec's bytes.
+        load: makes an entry of a stored value.
+        dump: makes a stored value of an entry.
+        value_of: makes a value of an entry; None where they are the same.
+    """
+
+    def __init__(self, table: Table[Any, Any]) -> None:
+        codec = table.value
+        self.keys: KeyFormat = key_format(getattr(table.key, "declared", None), table.key)
+        self.scalar: type | None = None
+        self.load: Callable[[bytes], Any] = _as_it_is
+        self.dump: Callable[[Any], bytes] = _as_it_is
+        self.value_of: Callable[[bytes], Any] | None = codec.decode
+        if isinstance(codec, Typed) and codec.declared in (int, bool):
+            self.scalar, self.load, self.dump, self.value_of = codec.declared, codec.decode, codec.encode, None
+        elif isinstance(codec, Raw):
+            self.scalar, self.value_of = bytes, None
+        # The codec's own methods are plain functions of C: the hot path calls them directly.
+        self.encode_key: Callable[[Any], bytes] = str.encode if isinstance(table.key, Text) else self.keys.encode
+
+
+def _as_it_is(data: bytes) -> bytes:
+    return data
+
+
+class TableView:
+    """See `agentic.table.View`.
+
+    Args:
+        buffer: the task's rows of the table.
+        slot: the instance that looks.
+        partition: the task's number.
+        partitions: how many there are.
+    """
+
+    __slots__ = (
+        "_checks",
+        "_encode_key",
+        "_keys",
+        "_load",
+        "_ours",
+        "_partition",
+        "_partitions",
+        "_rows",
+        "_scalar",
+        "_slot",
+        "_value_of",
+        "buffer",
+        "layout",
+        "overlay",
+        "table",
+    )
+
+    def __init__(
+        self,
+        table: Table[Any, Any],
+        layout: Layout,
+        buffer: TableBuffer[Any],
+        slot: Slot[Any],
+        partition: int,
+        partitions: int,
+    ) -> None:
+        self.table = table
+        self.layout = layout
+        self.buffer = buffer
+        self.overlay: dict[bytes, Row] = {}
+        self._slot = slot
+        self._partition = partition
+        self._partitions = partitions
+        self._checks = table.check_keys
+        self._keys = layout.keys
+        self._encode_key = layout.encode_key
+        self._scalar = layout.scalar
+        self._value_of = layout.value_of
+        self._rows = buffer.rows
+        self._load = buffer.load
+        #: The last key that was found to be ours, beside the event's own.
+        self._ours: bytes | None = None
+
+    # -- the hot path -------------------------------------------------------------------------
+
+    def get(self, key: Any) -> Any:
+        try:
+            raw = self._encode_key(key)
+        except (TypeError, ValueError, CodecError):
+            raw = self.table.encode_key(self._keys.encode, key)
+        event = self._slot.working_on
+        if event is None:
+            raise self._no_event()
+        if raw != event.raw_key and raw != self._ours:
+            self._check(raw, key)
+        row = self.overlay.get(raw)
+        if row is None:
+            row = self._rows.get(raw)
+            if row is None:
+                row = self._load(raw)
+        entry = row[0]
+        if entry is None or self._expired(row, event):
+            return MISSING
+        return entry if self._value_of is None else self._value_of(entry)
+
+    def set(self, key: Any, value: Any) -> None:
+        try:
+            raw = self._encode_key(key)
+        except (TypeError, ValueError, CodecError):
+            raw = self.table.encode_key(self._keys.encode, key)
+        event = self._slot.working_on
+        if event is None:
+            raise self._no_event()
+        if raw != event.raw_key and raw != self._ours:
+            self._check(raw, key)
+        entry = value if value.__class__ is self._scalar else self._entry(value)
+        self._write(raw, entry, event)
+
+    def _write(self, raw: bytes, entry: Any, event: Event) -> None:
+        overlay = self.overlay
+        if not overlay:
+            self._slot.touched.append(self)
+        overlay[raw] = (entry, event.timestamp)
+
+    def _expired(self, row: Row, event: Event) -> bool:
+        return False
+
+    # -- the rest of the mapping --------------------------------------------------------------
+
+    def remove(self, key: Any) -> bool:
+        there = self.get(key) is not MISSING
+        event = self._slot.working_on
+        if there and event is not None:
+            self._writable()
+            self._write(self._encode_key(key), None, event)
+        return there
+
+    def scan(self, start: Any, stop: Any, prefix: Any, reverse: bool) -> Iterator[tuple[Any, Any]]:
+        event = self._slot.working_on
+        if event is None:
+            raise self._no_event()
+        low, high = self._bounds(start, stop, prefix)
+        rows = self.buffer.scan(self.overlay, low, high, reverse=reverse)
+        return self._decoded(rows, event)
+
+    def _bounds(self, start: Any, stop: Any, prefix: Any) -> tuple[bytes, bytes | None]:
+        encode = self._keys.encode
+        if prefix is not MISSING:
+            low = self.table.encode_key(self._keys.encode_prefix, prefix)
+            return low, prefix_end(low)
+        low = b"" if start is MISSING else self.table.encode_key(encode, start)
+        return low, None if stop is MISSING else self.table.encode_key(encode, stop)
+
+    def _decoded(self, rows: Iterator[tuple[bytes, Any, int]], event: Event) -> Iterator[tuple[Any, Any]]:
+        decode, value_of = self._keys.decode, self._value_of
+        if value_of is None:
+            return ((decode(raw), entry) for raw, entry, _ in rows)
+        return ((decode(raw), value_of(entry)) for raw, entry, _ in rows)
+
+    def count(self) -> int:
+        if self._slot.working_on is None:
+            raise self._no_event()
+        return self.buffer.count(self.overlay)
+
+    def at(self, key: Any, timestamp: int) -> Any:
+        raise TypeError(f"table {self.table.name!r} keeps no history; declare it: app.table(…, versioned=timedelta(…))")
+
+    def feed(self, event: Event) -> None:
+        raise TypeError(f"table {self.table.name!r} has no source")
+
+    # -- what the slot does -------------------------------------------------------------------
+
+    def apply(self) -> None:
+        """The event is complete: its writes are the table's."""
+        self.buffer.apply(self.overlay)
+        self.overlay.clear()
+
+    def forget(self) -> None:
+        """The event failed: nothing is left of its writes."""
+        self.overlay.clear()
+
+    # -- what is refused ----------------------------------------------------------------------
+
+    def _entry(self, value: Any) -> Any:
+        encoded = self.table.encode_value(value)
+        return encoded if self._scalar is None else self.layout.load(encoded)
+
+    def _writable(self) -> None:
+        """Raise where agents may only read."""
+
+    def _check(self, raw: bytes, key: Any) -> None:
+        """Is it one of the current events' keys, or one that belongs to this partition?"""
+        if len(raw) > MAX_KEY:
+            raise CodecError(f"key of table {self.table.name!r}: {len(raw):,} bytes long; at most {MAX_KEY:,}")
+        if not self._checks:
+            return
+        wire = self._keys.to_wire(raw)
+        if any(wire == event.raw_key for event in self._slot.current()):
+            self._ours = raw
+            return
+        home = partition_of(wire, self._partitions)
+        if home != self._partition:
+            raise WrongPartition(
+                f"table {self.table.name!r}: key {key!r} belongs to partition {home}, and this task has partition "
+                f"{self._partition}: bring the events to their key by topic.group_by(…), or declare check_keys=False"
+            )
+        self._ours = raw
+
+    def _no_event(self) -> AgenticError:
+        agent = self._slot.agent.name
+        if self._slot.closing:
+            return TableUnavailable(
+                f"table {self.table.name!r}: agent {agent!r} has no event any more, its partition has moved on; "
+                "let the cancellation end the agent"
+            )
+        return TableUnavailable(
+            f"table {self.table.name!r}: agent {agent!r} works on no event outside of its loop; use the table inside it"
+        )
+
+
+class FedView(TableView):
+    """A table that a topic fills: agents only read it."""
+
+    __slots__ = ()
+
+    def set(self, key: Any, value: Any) -> None:
+        self._writable()
+
+    def _writable(self) -> None:
+        source = self.table.source
+        assert source is not None, "only such tables are fed"
+        raise TableUnavailable(
+            f"table {self.table.name!r} is filled by topic {source.name!r}: send to that topic in place of writing here"
+        )
+
+    def feed(self, event: Event) -> None:
+        """Take a record of the source: the last one of a key is its row, a tombstone deletes it.
+
+        Source: spec, A.5: a null key is dropped and counted.
+        """
+        if event.raw_key is None:
+            self._slot.drop("null_key")
+            return
+        raw = self._keys.from_wire(event.raw_key)
+        entry = None if event.value is None else self._entry(event.value)
+        self._write(raw, entry, event)
+
+
+class ExpiringView(TableView):
+    """A table whose rows live for a time after their last update, by the clock of the agent that looks.
+
+    Source: spec, rule 37. The clock is the greatest timestamp of the agent's events, so that
+    the same input gives the same output; a row's life counts from what the clock was at its update.
+    """
+
+    __slots__ = ("_ttl",)
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        ttl = self.table.ttl_ms
+        assert ttl is not None, "only such tables expire"
+        self._ttl = ttl
+
+    def _write(self, raw: bytes, entry: Any, event: Event) -> None:
+        if not self.overlay:
+            self._slot.touched.append(self)
+        self.overlay[raw] = (entry, self._slot.clock)
+
+    def _expired(self, row: Row, event: Event) -> bool:
+        return row[1] + self._ttl <= self._slot.clock
+
+    def _decoded(self, rows: Iterator[tuple[bytes, Any, int]], event: Event) -> Iterator[tuple[Any, Any]]:
+        limit = self._slot.clock - self._ttl
+        return super()._decoded((row for row in rows if row[2] > limit), event)
+
+    def count(self) -> int:
+        return sum(1 for _ in self.scan(MISSING, MISSING, MISSING, False))

@@ -1,0 +1,464 @@
+"""Tables in agents: what an event sees, what is left of it, and what survives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from agentic import App, Stream
+from agentic.errors import (
+    AgentFailed,
+    CodecError,
+    ConfigurationError,
+    CoPartitionError,
+    TableUnavailable,
+    WrongPartition,
+)
+from agentic.table import Table
+from agentic.testing import TestDriver
+from agentic.topic import Topic
+
+
+def counting(**settings: Any) -> tuple[App, Topic[str, int], Topic[str, int], Table[str, int]]:
+    app = App("counting", topic_partitions=3, **settings)
+    numbers = app.topic("numbers", key=str, value=int)
+    sums = app.topic("sums", key=str, value=int)
+    totals = app.table("totals", key=str, value=int, default=int)
+
+    @app.agent(numbers, to=sums)
+    async def add(stream: Stream[int]) -> AsyncIterator[int]:
+        async for n in stream:
+            totals[stream.event.key] += n
+            if n == 13:
+                raise ValueError("thirteen")
+            yield totals[stream.event.key]
+
+    return app, numbers, sums, totals
+
+
+def doing(fn: Any, *, key: Any = str, value: Any = dict, **options: Any) -> TestDriver:
+    """A driver of an app whose agent calls ``fn(table, event)`` for each event."""
+    app = App("doing", topic_partitions=3)
+    calls = app.topic("calls", key=key)
+    table = app.table("rows", key=key, value=value, **options)
+
+    @app.agent(calls)
+    async def call(stream: Stream[Any]) -> None:
+        async for event in stream.events():
+            fn(table, event)
+
+    return TestDriver(app)
+
+
+def call(driver: TestDriver, key: Any, value: Any = None, **options: Any) -> None:
+    driver.send(driver.app.topics["calls"], value, key=key, **options)
+
+
+# -- counting -------------------------------------------------------------------------------------
+
+
+def test_an_agent_counts_in_a_dict() -> None:
+    app, numbers, sums, totals = counting()
+    with TestDriver(app) as driver:
+        for key, n in [("a", 1), ("b", 10), ("a", 2)]:
+            driver.send(numbers, n, key=key)
+        assert driver.table(totals) == {"a": 3, "b": 10}
+        assert sorted((out.key, out.value) for out in driver.outputs(sums)) == [("a", 1), ("a", 3), ("b", 10)]
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_a_crash_loses_no_count(delivery: str) -> None:
+    app, numbers, _, totals = counting(delivery=delivery)
+    with TestDriver(app) as driver:
+        driver.send(numbers, 1, key="a")
+        driver.crash()
+        driver.send(numbers, 2, key="a")
+        driver.crash()
+        assert driver.table(totals) == {"a": 3}
+
+
+def test_nothing_is_left_of_an_event_that_failed() -> None:
+    app, numbers, _, totals = counting(on_error="skip")
+    with TestDriver(app) as driver:
+        for n in (1, 13, 2):
+            driver.send(numbers, n, key="a")
+        assert driver.table(totals) == {"a": 3}
+        assert driver.dropped == {"agent_error": 1}
+
+
+def test_what_a_suspended_event_wrote_is_not_seen_outside() -> None:
+    app = App("suspended", topic_partitions=1)
+    writes, reads = app.topic("writes", key=str), app.topic("reads", key=str)
+    rows = app.table("rows", key=str, value=int)
+    seen: list[int | None] = []
+
+    @app.agent(writes)
+    async def write(stream: Stream[Any]) -> None:
+        async for _ in stream:
+            rows["a"] = 1
+            assert rows["a"] == 1
+            await asyncio.sleep(10)
+
+    @app.agent(reads)
+    async def read(stream: Stream[Any]) -> None:
+        async for _ in stream:
+            seen.append(rows.get("a"))
+
+    with TestDriver(app) as driver:
+        driver.send(writes, 1, key="a")
+        driver.send(reads, 1, key="a")
+        assert driver.table(rows) == {}
+        driver.advance(10)
+        driver.send(reads, 1, key="a")
+        assert seen == [None, 1]
+
+
+def test_an_event_that_was_under_way_at_a_crash_counts_once() -> None:
+    app = App("crashing", topic_partitions=1, delivery="exactly_once")
+    numbers = app.topic("numbers", key=str, value=int)
+    totals = app.table("totals", key=str, value=int, default=int)
+
+    @app.agent(numbers)
+    async def add(stream: Stream[int]) -> None:
+        async for n in stream:
+            totals["a"] += n
+            await asyncio.sleep(1)
+
+    with TestDriver(app) as driver:
+        driver.send(numbers, 5, key="a")
+        driver.crash()
+        driver.advance(1)
+        assert driver.table(totals) == {"a": 5}
+
+
+# -- the mapping ----------------------------------------------------------------------------------
+
+
+def test_the_mapping_does_what_a_dict_does() -> None:
+    def use(table: Table[str, dict[str, int]], event: Any) -> None:
+        assert "k" not in table
+        assert table.get("k") is None
+        assert table.get("k", 5) == 5
+        with pytest.raises(KeyError):
+            table["k"]
+        with pytest.raises(KeyError):
+            del table["k"]
+        with pytest.raises(KeyError):
+            table.pop("k")
+        assert table.pop("k", 7) == 7
+        assert table.setdefault("k", {"n": 1}) == {"n": 1}
+        assert table.setdefault("k", {"n": 2}) == {"n": 1}
+        table["k"] = {"n": 3}
+        assert len(table) == 1
+        assert list(table) == ["k"]
+        assert list(table.items()) == [("k", {"n": 3})]
+        assert list(table.values()) == [{"n": 3}]
+        assert ("k", {"n": 3}) in table.items()
+        assert table.pop("k") == {"n": 3}
+        assert len(table) == 0
+        table.update({"k": {"n": 4}})
+
+    with doing(use) as driver:
+        call(driver, "k")
+        assert driver.table(driver.app.tables["rows"]) == {"k": {"n": 4}}
+
+
+def test_a_value_got_is_the_callers() -> None:
+    def use(table: Table[str, Any], event: Any) -> None:
+        table["k"] = mine = {"n": 1}
+        mine["n"] = 2
+        got = table["k"]
+        got["n"] = 3
+        assert table["k"] == {"n": 1}
+
+    with doing(use) as driver:
+        call(driver, "k")
+        assert driver.table(driver.app.tables["rows"]) == {"k": {"n": 1}}
+
+
+def test_rows_come_in_the_order_of_their_keys_own_writes_among_them() -> None:
+    def use(table: Table[int, int], event: Any) -> None:
+        if event.value == "write":
+            table[event.key] = 2 * event.key
+            return
+        table[5] = 50
+        del table[-300]
+        assert list(table) == [-7, 5, 10, 255, 256, 2**70]
+        assert list(reversed(table)) == [2**70, 256, 255, 10, 5, -7]
+        assert list(table.range(5, 256)) == [(5, 50), (10, 20), (255, 510)]
+        assert list(table.range(stop=10, reverse=True)) == [(5, 50), (-7, -14)]
+        assert len(table) == 6
+
+    with doing(use, key=int, value=int, check_keys=False) as driver:
+        for n in (10, 5, -300, 256, 255, -7, 2**70):
+            driver.send(driver.app.topics["calls"], "write", key=n, partition=0)
+        driver.send(driver.app.topics["calls"], "read", key=5, partition=0)
+
+
+def test_a_prefix_finds_the_keys_that_begin_with_it() -> None:
+    def use(table: Table[str, int], event: Any) -> None:
+        for word in ("ape", "apple", "apply", "b", "ap"):
+            table[word] = len(word)
+        assert list(table.prefix("app")) == [("apple", 5), ("apply", 5)]
+        assert [key for key, _ in table.prefix("ap", reverse=True)] == ["apply", "apple", "ape", "ap"]
+
+    with doing(use, value=int, check_keys=False) as driver:
+        call(driver, "k")
+
+
+def test_a_scan_does_not_see_what_is_written_meanwhile() -> None:
+    def use(table: Table[str, int], event: Any) -> None:
+        table["a"], table["b"] = 1, 2
+        for key, value in table.items():
+            table[key + "!"] = value
+        assert sorted(table) == ["a", "a!", "b", "b!"]
+
+    with doing(use, value=int, check_keys=False) as driver:
+        call(driver, "k")
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+def refusal(fn: Any, error: type[Exception], words: str, **options: Any) -> None:
+    def use(table: Table[Any, Any], event: Any) -> None:
+        with pytest.raises(error, match=words):
+            fn(table)
+
+    with doing(use, **options) as driver:
+        call(driver, "k")
+        assert driver.table(driver.app.tables["rows"]) == {}
+
+
+def test_a_value_of_another_type_is_refused_where_it_is_assigned() -> None:
+    def write(table: Any) -> None:
+        table["k"] = "many"
+
+    refusal(write, CodecError, "value of table 'rows': 'many' is a str, wanted int", value=int)
+
+
+def test_a_bool_is_no_int() -> None:
+    def write(table: Any) -> None:
+        table["k"] = True
+
+    refusal(write, CodecError, "value of table 'rows': True is a bool, wanted int", value=int)
+
+
+def test_a_key_of_another_type_is_refused() -> None:
+    def write(table: Any) -> None:
+        table[5] = {}
+
+    refusal(write, CodecError, "key of table 'rows': 5 is a int, wanted str")
+
+
+def test_none_is_no_key_and_no_value() -> None:
+    def key(table: Any) -> None:
+        table[None] = {}
+
+    def value(table: Any) -> None:
+        table["k"] = None
+
+    refusal(key, CodecError, "table 'rows': None is no key")
+    refusal(value, CodecError, r"table 'rows': None is no value: del table\[key\] removes a row")
+
+
+def test_a_key_of_another_partition_is_refused_with_the_way_out() -> None:
+    def use(table: Table[str, int], event: Any) -> None:
+        found = 0
+        for key in map(str, range(30)):
+            try:
+                table[key] = 1
+            except WrongPartition as error:
+                assert "belongs to partition" in str(error)
+                assert "group_by" in str(error)
+                with pytest.raises(WrongPartition):
+                    table.get(key)
+                found += 1
+        assert 0 < found < 30
+
+    with doing(use, value=int) as driver:
+        call(driver, "k")
+
+
+def test_the_events_own_key_is_ours_whatever_partitioner_its_producer_had() -> None:
+    def use(table: Table[str, int], event: Any) -> None:
+        table["k"] = 1
+
+    with doing(use, value=int) as driver:
+        for partition in range(3):
+            call(driver, "k", partition=partition)
+
+
+def test_a_table_outside_of_an_agent_says_where_to_look() -> None:
+    *_, totals = counting()
+    with pytest.raises(TableUnavailable, match="outside of an agent"):
+        totals["a"]
+    assert bool(totals)
+
+
+def test_a_table_that_the_code_does_not_show_has_to_be_declared() -> None:
+    app = App("hidden", topic_partitions=1)
+    calls = app.topic("calls", key=str)
+    tables = {"rows": app.table("rows", key=str, value=int)}
+
+    async def write(stream: Stream[Any]) -> None:
+        async for _ in stream:
+            tables["rows"]["k"] = 1
+
+    app.agent(calls)(write)
+    with TestDriver(app) as driver, pytest.raises(AgentFailed, match=r"tables=\[…\]"):
+        driver.send(calls, 1, key="k")
+
+    app = App("shown", topic_partitions=1)
+    calls = app.topic("calls", key=str)
+    tables = {"rows": app.table("rows", key=str, value=int)}
+    app.agent(calls, tables=[tables["rows"]])(write)
+    with TestDriver(app) as driver:
+        driver.send(calls, 1, key="k")
+        assert driver.table(tables["rows"]) == {"k": 1}
+
+
+def test_an_agent_before_its_loop_has_no_partition_to_look_into() -> None:
+    app = App("early", topic_partitions=1)
+    calls = app.topic("calls", key=str)
+    rows = app.table("rows", key=str, value=int)
+
+    @app.agent(calls)
+    async def early(stream: Stream[Any]) -> None:
+        with pytest.raises(TableUnavailable, match="works on no event outside of its loop"):
+            rows["k"] = 1
+        async for _ in stream:
+            rows["k"] = 2
+
+    with TestDriver(app) as driver:
+        driver.send(calls, 1, key="k")
+        assert driver.table(rows) == {"k": 2}
+
+
+def test_topics_that_meet_in_a_table_need_the_same_number_of_partitions() -> None:
+    app = App("meeting")
+    few, many = app.topic("few", key=str, partitions=2), app.topic("many", key=str, partitions=3)
+    rows = app.table("rows", key=str, value=int)
+
+    async def write(stream: Stream[Any]) -> None:
+        async for _ in stream:
+            rows["k"] = 1
+
+    app.agent(few, name="one")(write)
+    app.agent(many, name="two")(write)
+    with pytest.raises(
+        CoPartitionError, match=r"'few' \(2 partitions\) and 'many' \(3\) meet in table 'rows'.*group_by"
+    ):
+        TestDriver(app).__enter__()
+
+
+def test_a_table_is_declared_once() -> None:
+    app = App("twice")
+    app.table("rows")
+    with pytest.raises(ConfigurationError, match="table 'rows' is declared twice"):
+        app.table("rows")
+
+
+# -- tables that a topic fills --------------------------------------------------------------------
+
+
+def fed() -> tuple[App, Topic[str, str], Topic[str, str], Topic[str, str], Table[str, str]]:
+    app = App("fed", topic_partitions=2)
+    names = app.topic("names", key=str, value=str)
+    greetings = app.topic("greetings", key=str, value=str)
+    out = app.topic("out", key=str, value=str)
+    people = app.table("people", source=names)
+
+    @app.agent(greetings, to=out)
+    async def greet(stream: Stream[str]) -> AsyncIterator[str]:
+        async for greeting in stream:
+            yield f"{greeting}, {people.get(stream.event.key, 'you')}"
+
+    return app, names, greetings, out, people
+
+
+def test_a_topic_fills_a_table_and_a_tombstone_deletes() -> None:
+    app, names, greetings, out, _ = fed()
+    with TestDriver(app) as driver:
+        driver.send(greetings, "hi", key="1")
+        driver.send(names, "Ada", key="1")
+        driver.send(greetings, "hi", key="1")
+        driver.send(names, None, key="1")
+        driver.send(greetings, "hi", key="1")
+        assert [each.value for each in driver.outputs(out)] == ["hi, you", "hi, Ada", "hi, you"]
+
+
+def test_a_table_that_a_topic_fills_comes_back_from_it() -> None:
+    app, names, greetings, out, people = fed()
+    with TestDriver(app) as driver:
+        driver.send(names, "Ada", key="1")
+        driver.send(names, "Bob", key="2")
+        driver.crash()
+        assert driver.table(people) == {"1": "Ada", "2": "Bob"}
+        driver.send(greetings, "hi", key="2")
+        assert [each.value for each in driver.outputs(out)] == ["hi, Bob"]
+
+
+def test_a_null_key_fills_nothing_and_is_counted() -> None:
+    app, names, *_, people = fed()
+    with TestDriver(app) as driver:
+        driver.send(names, "Nobody", key=None)
+        assert driver.table(people) == {}
+        assert driver.dropped == {"null_key": 1}
+
+
+def test_agents_only_read_a_table_that_a_topic_fills() -> None:
+    app = App("readonly", topic_partitions=1)
+    names = app.topic("names", key=str, value=str)
+    people = app.table("people", source=names)
+
+    @app.agent(names)
+    async def write(stream: Stream[str]) -> None:
+        async for name in stream:
+            people["1"] = name
+
+    with TestDriver(app) as driver, pytest.raises(AgentFailed, match="'people' is filled by topic 'names'"):
+        driver.send(names, "Ada", key="1")
+
+
+# -- rows that expire -----------------------------------------------------------------------------
+
+
+def test_a_row_expires_by_the_time_of_the_events() -> None:
+    seen: list[Any] = []
+
+    def use(table: Table[str, int], event: Any) -> None:
+        seen.append((table.get("k"), len(table), list(table)))
+        if event.value is not None:
+            table["k"] = event.value
+
+    with doing(use, value=int, ttl=timedelta(seconds=10)) as driver:
+        call(driver, "k", 1, timestamp=0)
+        call(driver, "k", timestamp=9_999)
+        call(driver, "k", 2, timestamp=10_000)
+        # Out of order: it neither moves the clock back nor gives a row less than its time.
+        call(driver, "k", 3, timestamp=5_000)
+        call(driver, "k", timestamp=19_999)
+        call(driver, "k", timestamp=20_000)
+        assert [value for value, *_ in seen] == [None, 1, None, 2, 3, None]
+        assert seen[-1] == (None, 0, [])
+
+
+def test_what_had_expired_before_a_crash_has_expired_after_it() -> None:
+    seen: list[Any] = []
+
+    def use(table: Table[str, int], event: Any) -> None:
+        seen.append(table.get("k"))
+        if event.value is not None:
+            table["k"] = event.value
+
+    with doing(use, value=int, ttl=timedelta(seconds=10)) as driver:
+        call(driver, "k", 1, timestamp=0)
+        call(driver, "k", timestamp=50_000)
+        driver.crash()
+        call(driver, "k", timestamp=1)
+        assert seen == [None, None, None]
