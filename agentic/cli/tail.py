@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Mapping
 from typing import NamedTuple
 
@@ -13,13 +12,11 @@ from agentic.cli import base
 from agentic.cli.choice import current
 from agentic.cli.completion import topic_names
 from agentic.cli.lookup import partitions_of
+from agentic.cli.reading import between
 from agentic.cli.records import Form, clock_time, line_of, shown
-from agentic.errors import BrokerUnavailable
 
 #: Records shown without -n.
 FEW = 10
-#: Seconds without any news after which a partition that has not come to its end is given up.
-PATIENCE = 15.0
 
 
 class Row(NamedTuple):
@@ -114,30 +111,9 @@ async def _between(
     broker: Broker, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
 ) -> AsyncIterator[Row]:
     """Yield the records of partitions between two offsets each."""
-    open_ended = {tp: start for tp, start in starts.items() if start < ends[tp]}
-    if not open_ended:
-        return
-    reader = broker.reader(open_ended)
-    deadline = time.monotonic() + PATIENCE
-    try:
-        while open_ended:
-            batches = await reader.poll(1.0)
-            if batches:
-                deadline = time.monotonic() + PATIENCE
-            elif time.monotonic() > deadline:
-                waiting = ", ".join(f"{tp} at {offset}" for tp, offset in open_ended.items())
-                raise BrokerUnavailable(f"{broker.url} sends nothing more of {waiting} for {PATIENCE:g} s; try again")
-            for batch in batches:
-                if batch.tp not in open_ended:
-                    continue
-                for row in _rows(batch):
-                    if row.offset < ends[batch.tp]:
-                        yield row
-                open_ended[batch.tp] = batch.position
-                if batch.position >= ends[batch.tp]:
-                    del open_ended[batch.tp]
-    finally:
-        await reader.close()
+    async for batch in between(broker, starts, ends):
+        for row in _rows(batch):
+            yield row
 
 
 async def _from(broker: Broker, starts: Mapping[TopicPartition, int]) -> AsyncIterator[Row]:
