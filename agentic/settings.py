@@ -68,6 +68,9 @@ class Settings:
     checkpoint_bytes: int = _setting(
         32 << 20, "Memory of rows not yet committed at which a checkpoint does not wait for its interval, about."
     )
+    repair: bool = _setting(
+        False, "Move a damaged store of local state aside and restore its tables from their changelogs."
+    )
     log: Literal["text", "json"] = _setting("text", "Form of the log lines.")
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "Least severe level that is logged.")
     kafka: Mapping[str, object] = _setting({}, "librdkafka properties for all clients; in the environment JSON.")
