@@ -61,7 +61,7 @@ class StorageFull(BrokerError):
 
 
 class StorageCorrupt(BrokerError):
-    """A file of the embedded log is damaged, foreign, or of a newer format."""
+    """A file of the embedded log or of a task's state is damaged, foreign, or of a newer format."""
 
 
 class NotOwner(BrokerError):

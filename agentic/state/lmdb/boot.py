@@ -1,0 +1,81 @@
+"""Whether a store's file can be trusted after the machine went down.
+
+A store's writes are not waited for by the disk. While the machine lives that loses nothing,
+whatever becomes of the process. When the machine goes down, the kernel may have written some
+pages and not others, in any order. So a store that is open has a file beside it that names
+the boot of the machine, on disk before the first write, and taken away after all has been
+synced. Who finds that file, and another boot in it, empties the store: the changelog fills it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+from functools import cache
+from pathlib import Path
+
+from agentic.lmdbfile import OWN_FILES
+
+OPEN_FILE = "open"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+log = logging.getLogger(__name__)
+
+
+@cache
+def boot_id() -> str:
+    """Return what is the same until the machine starts again; empty where it can't be known."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        pass
+    try:
+        # macOS.
+        command = ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def is_stale(directory: Path) -> bool:
+    """Was the store open when the machine went down?"""
+    try:
+        opened = (directory / OPEN_FILE).read_text()
+    except FileNotFoundError:
+        return False
+    # What can't be known is not to be trusted.
+    return not opened or opened != boot_id()
+
+
+def begin(directory: Path) -> bool:
+    """Note that the store is open, on disk; before that, empty it if it can't be trusted. Was it emptied?"""
+    stale = is_stale(directory)
+    if stale:
+        log.warning(
+            "%s: the store was open when the machine went down, and is emptied; the changelog restores it", directory
+        )
+        for name in OWN_FILES:
+            (directory / name).unlink(missing_ok=True)
+    path = directory / OPEN_FILE
+    draft = path.with_suffix(".new")
+    with open(draft, "w") as file:
+        file.write(boot_id())
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
+    _sync_directory(directory)
+    return stale
+
+
+def end(directory: Path) -> None:
+    """Note that the store is closed, with all that it has on disk."""
+    (directory / OPEN_FILE).unlink(missing_ok=True)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
