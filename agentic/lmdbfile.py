@@ -27,9 +27,9 @@ from agentic.errors import BrokerError, StorageCorrupt, StorageFull
 
 #: Bytes of address space to reserve, and what to fall back to where so much is refused.
 MAP_SIZES = (64 << 30, 8 << 30, 1 << 30, 256 << 20)
-DATA_FILE = "data.mdb"
 #: What LMDB puts into a directory.
-OWN_FILES = frozenset({DATA_FILE, "lock.mdb"})
+DATA_FILE = "data.mdb"
+LOCK_FILE = "lock.mdb"
 
 #: A bad transaction is one that met damage before: nothing of ours goes on with one that failed.
 _DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.PanicError, lmdb.BadTxnError)

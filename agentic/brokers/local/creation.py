@@ -17,9 +17,8 @@ from pathlib import Path
 import lmdb
 
 from agentic.brokers.local.layout import DATABASES, FORMAT, FORMAT_KEY, U64
+from agentic.lmdbfile import DATA_FILE, LOCK_FILE
 
-DATA_FILE = "data.mdb"
-LOCK_FILE = "lock.mdb"
 #: Where a new log is made, within its directory. What stands there without the lock is a dead process's.
 WORKSHOP = ".new"
 #: What we and LMDB put into a directory.

@@ -14,9 +14,7 @@ end it is made larger, and other processes follow when they meet the larger file
 
 from __future__ import annotations
 
-import errno
 import os
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,30 +23,17 @@ from typing import Any
 
 import lmdb
 
-try:
-    import resource
-except ImportError:  # a platform without limits
-    resource = None  # type: ignore[assignment]
-
 from agentic.brokers.local import creation
-from agentic.brokers.local.creation import DATA_FILE, LOCK_FILE, OWN_FILES
+from agentic.brokers.local.creation import OWN_FILES
 from agentic.brokers.local.layout import DATABASES, FORMAT, FORMAT_KEY, U64
 from agentic.errors import BrokerError, StorageCorrupt, StorageFull
+from agentic.lmdbfile import DATA_FILE, LOCK_FILE, LmdbFile
 
-#: Bytes of address space to begin with, and what to fall back to where so much is refused.
-MAP_SIZES = (64 << 30, 8 << 30, 1 << 30, 256 << 20)
 #: Bytes that must be left in the map before a write begins, beside twice what it is to write:
 #: pages are copied on their way to the tree's root.
 ROOM = 32 << 20
 SYNC_EVERY = 0.1
 MAX_READERS = 1_024
-
-#: A bad transaction is one that met damage before: nothing of ours goes on with one that failed.
-_DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.PanicError, lmdb.BadTxnError)
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_SHORT = {errno.EIO}
-#: Bytes to write to find out whether there is space: what a write that failed may have left.
-PROBE = 1 << 20
 
 
 class Environment:
@@ -58,16 +43,20 @@ class Environment:
         self.directory = directory
         self.file = directory / DATA_FILE
         self._lock_file = directory / LOCK_FILE
+        self._data = LmdbFile(
+            self.file,
+            repair="restore it from a backup, or move it away to begin anew",
+            shrink="send in smaller parts",
+        )
         self._users = 0
         self._map_size = map_size
         self._sync = sync
-        with self._errors("be opened"):
+        with self._data.errors("be opened"):
             self.lmdb = self._open()
         try:
-            with self._errors("be opened"):
-                self._page = self.lmdb.stat()["psize"]
+            with self._data.errors("be opened"):
                 self._opened, self._length = self._look()
-                self._check_length()
+                self._data.check_length(self.lmdb)
                 self.lmdb.reader_check()
                 self.db = self._databases()
         except BaseException:
@@ -81,21 +70,9 @@ class Environment:
 
     def _open(self) -> Any:
         self._check_directory()
-        sizes = MAP_SIZES if self._map_size is None else (self._map_size,)
-        for size in sizes:
-            try:
-                return lmdb.open(
-                    str(self.directory),
-                    map_size=size,
-                    sync=self._sync,
-                    max_dbs=len(DATABASES),
-                    max_readers=MAX_READERS,
-                    max_spare_txns=4,
-                )
-            except lmdb.MemoryError:
-                if size == sizes[-1]:
-                    raise
-        raise AssertionError("there is a size")
+        return self._data.open(
+            self._map_size, sync=self._sync, max_dbs=len(DATABASES), max_readers=MAX_READERS, max_spare_txns=4
+        )
 
     def _check_directory(self) -> None:
         try:
@@ -135,33 +112,6 @@ class Environment:
             )
         return {name: self.lmdb.open_db(name, create=False) for name in DATABASES}
 
-    def _check_length(self) -> None:
-        """A file shorter than its tree would end the process by a signal when it is read.
-
-        Shorter than LMDB counts it is no proof: pages that a transaction took at the end and gave
-        back again are never written. So what is missing is looked for, with the writers kept out.
-        """
-        if self._missing() == 0:
-            return
-        with self.lmdb.begin(write=True):
-            missing = self._missing()
-            if missing and _is_damaged(self.file):
-                raise StorageCorrupt(
-                    f"{self.file}: truncated, {missing} bytes are missing; restore it from a backup, or move it away"
-                )
-            self._lengthen()
-
-    def _missing(self) -> int:
-        """Bytes by which the file is shorter than LMDB counts it."""
-        # In this order: a file only grows, and its pages are written before they are counted.
-        counted = int((self.lmdb.info()["last_pgno"] + 1) * self._page)
-        return max(0, counted - os.stat(self.file).st_size)
-
-    def _lengthen(self) -> None:
-        """Make the file as long as LMDB counts it, so that the next to open it need not wonder. For writers alone."""
-        if missing := self._missing():
-            os.truncate(self.file, os.stat(self.file).st_size + missing)
-
     def _look(self) -> tuple[tuple[int, int, int], int]:
         """Which files stand in the directory now, and how long the log is."""
         log, lock = os.stat(self.file), os.stat(self._lock_file)
@@ -189,7 +139,7 @@ class Environment:
 
     @contextmanager
     def read(self) -> Iterator[Any]:
-        with self._errors("be read"):
+        with self._data.errors("be read"):
             self._check_there()
             try:
                 txn = self.lmdb.begin()
@@ -209,7 +159,7 @@ class Environment:
         if self._sync_error is not None:
             error, self._sync_error = self._sync_error, None
             raise BrokerError(f"{self.file}: the disk failed to keep what was written ({error}); check it")
-        with self._errors("be written"):
+        with self._data.errors("be written"):
             self._check_there()
             txn = self._begin(2 * size + ROOM)
             with txn:
@@ -225,10 +175,10 @@ class Environment:
                 self.lmdb.set_mapsize(0)
                 continue
             info = self.lmdb.info()
-            used = (info["last_pgno"] + 1) * self._page
+            used = (info["last_pgno"] + 1) * self.lmdb.stat()["psize"]
             if info["map_size"] - used >= room:
                 try:
-                    self._lengthen()
+                    self._data.lengthen(self.lmdb)
                 except OSError:
                     txn.abort()
                     raise
@@ -242,51 +192,9 @@ class Environment:
                     " let topics expire (retention), or raise the limit of virtual memory"
                 ) from error
 
-    @contextmanager
-    def _errors(self, what: str) -> Iterator[None]:
-        """Turn LMDB's errors into ours, on one line that names the file and the way out."""
-        try:
-            yield
-        except _DAMAGE as error:
-            raise StorageCorrupt(
-                f"{self.file}: damaged ({error}); restore it from a backup, or move it away to begin anew"
-            ) from error
-        except lmdb.VersionMismatchError as error:
-            raise StorageCorrupt(
-                f"{self.file}: written by another version of LMDB ({error}); use that one, or move the file away"
-            ) from error
-        except lmdb.MapFullError as error:
-            raise StorageFull(
-                f"{self.file}: a write was larger than the map has room for; nothing was written: send in smaller parts"
-            ) from error
-        except OSError as error:
-            raise BrokerError(
-                f"{self.file}: can't {what} ({error.strerror}); check its owner, mode and disk"
-            ) from error
-        except lmdb.Error as error:
-            if isinstance(error, lmdb.DiskError) or _says(error, _FULL) or (_says(error, _SHORT) and self._is_full()):
-                raise StorageFull(
-                    f"{self.file}: no space left on the device; nothing was half-written: free some, or raise the"
-                    " limit of a file's size"
-                ) from error
-            raise BrokerError(f"{self.file}: can't {what} ({error}); check its owner, mode and disk") from error
-
-    def _is_full(self) -> bool:
-        """Was it for want of space that a write was cut short? LMDB calls that an I/O error."""
-        if resource is not None:
-            limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-            if limit != resource.RLIM_INFINITY and self.file.stat().st_size + PROBE >= limit:
-                return True
-        try:
-            with tempfile.TemporaryFile(dir=self.directory) as probe:
-                probe.write(bytes(PROBE))
-        except OSError as error:
-            return error.errno in _FULL
-        return False
-
     def clear_readers(self) -> None:
         """Free the reader slots of processes that died: each pins the pages that it could still read."""
-        with self._errors("be read"):
+        with self._data.errors("be read"):
             self.lmdb.reader_check()
 
     def txnid(self) -> int:
@@ -307,7 +215,7 @@ class Environment:
         self._stop.set()
         self._dirty.set()
         self._syncer.join()
-        with self._errors("be synced"):
+        with self._data.errors("be synced"):
             try:
                 self.lmdb.sync(True)
             finally:
@@ -340,22 +248,6 @@ class Environment:
                 )
             environment._users += 1
             return environment
-
-
-def _is_damaged(file: Path) -> bool:
-    """Walk the whole file, without LMDB: is a page wrong, or missing that is in use?"""
-    # Seldom needed, and not cheap to import.
-    from lmdb.verify import VerifyError, verify
-
-    try:
-        return bool(verify(str(file)))  # type: ignore[no-untyped-call]
-    except VerifyError:
-        return True
-
-
-def _says(error: lmdb.Error, codes: set[int]) -> bool:
-    """Does the error have one of these codes? The binding keeps the system's words for it alone."""
-    return any(os.strerror(code) in str(error) for code in codes)
 
 
 #: LMDB allows one environment per file and process. A forked child has another pid, and opens its own.

@@ -15,7 +15,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-from agentic.lmdbfile import OWN_FILES
+from agentic.lmdbfile import DATA_FILE, LOCK_FILE
 
 OPEN_FILE = "open"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -55,7 +55,7 @@ def begin(directory: Path) -> bool:
         log.warning(
             "%s: the store was open when the machine went down, and is emptied; the changelog restores it", directory
         )
-        for name in OWN_FILES:
+        for name in (DATA_FILE, LOCK_FILE):
             (directory / name).unlink(missing_ok=True)
     path = directory / OPEN_FILE
     draft = path.with_suffix(".new")
