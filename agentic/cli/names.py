@@ -10,6 +10,8 @@ COMMANDS = {
     "send": "Send one record, or the lines of a file.",
     "tail": "Show a topic's records.",
     "topics": "List, describe, create and delete topics.",
+    "tables": "Look into tables; dump and load them.",
     "groups": "List, describe and delete consumer groups.",
+    "reset": "Delete all that the app remembers.",
     "doctor": "Check settings, versions, broker and topics.",
 }

@@ -54,11 +54,18 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """How a topic's keys and values are written: by the app's declaration, else bytes and JSON."""
+    """How a topic's keys and values are written: by the app's declaration, else bytes and JSON.
+
+    Attributes:
+        needs_key: a record without a key is refused, as in a changelog.
+        placed_by_key: a record goes to the partition of its key, whatever its line says.
+    """
 
     topic: str
     key: Codec[Any]
     value: Codec[Any]
+    needs_key: bool = False
+    placed_by_key: bool = False
 
     @classmethod
     def of(cls, topic: str, app: App | None) -> Form:
@@ -80,12 +87,15 @@ def read_line(line: bytes, form: Form) -> Record:
     """
     try:
         parsed = _line.decode(line)
+        key = _from_json(form.key, parsed.key)
+        if key is None and form.needs_key:
+            raise ValueError("it has no key, and a row has one")
         return Record(
-            _from_json(form.key, parsed.key),
+            key,
             _from_json(form.value, parsed.value),
             None if parsed.timestamp is None else timestamp_ms(parsed.timestamp),
             _wire(parsed.headers),
-            -1 if parsed.partition is None else _partition(parsed.partition),
+            -1 if parsed.partition is None or form.placed_by_key else _partition(parsed.partition),
         )
     except (ValueError, TypeError, CodecError) as error:
         raise ConfigurationError(str(error)) from error

@@ -8,10 +8,12 @@ import click
 
 from agentic.cli import base
 from agentic.cli.choice import current
+from agentic.cli.repair import repair
 
 
 @click.command(cls=base.Command)
 @click.option("--live", is_flag=True, help="Show a live table.")
+@repair
 @click.pass_context
 def run(ctx: click.Context, live: bool) -> None:
     """Run the app until its input is used up.

@@ -8,12 +8,14 @@ import click
 
 from agentic.cli import base
 from agentic.cli.choice import Choice, current
+from agentic.cli.repair import repair
 
 
 @click.command(cls=base.Command)
 @click.option("--processes", type=click.IntRange(min=1), default=1, metavar="N", help="Start and supervise N of them.")
 @click.option("--live", is_flag=True, help="Show a live table in place of summary lines; for one process only.")
 @click.option("--parent", type=int, hidden=True)
+@repair
 @click.pass_context
 def worker(ctx: click.Context, processes: int, live: bool, parent: int | None) -> None:
     """Run the app until a signal stops it.

@@ -1,0 +1,249 @@
+"""``agentic tables``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import islice
+from typing import Any
+
+import click
+import msgspec
+
+from agentic.app import App
+from agentic.brokers.base import Broker
+from agentic.cli import base
+from agentic.cli.choice import Choice, current
+from agentic.cli.records import Form, clock_time, shown, typed
+from agentic.core.partitioning import partition_of
+from agentic.errors import AgenticError, CodecError, ConfigurationError
+from agentic.table import Table
+
+
+def _table_names(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """What a shell may propose: the app's tables."""
+    try:
+        app = ctx.find_root().ensure_object(Choice).app_if_named()
+    except AgenticError:
+        return []
+    return [name for name in (app.tables if app else ()) if name.startswith(incomplete)]
+
+
+_NAME = click.argument("name", shell_complete=_table_names)
+
+
+@click.group(cls=base.Group, invoke_without_command=True)
+@click.pass_context
+def tables(ctx: click.Context) -> None:
+    """Look into tables, with or without a worker that runs; dump and load them. Alone it lists.
+
+    What is shown is what was committed. It is read from this machine's local state and, where that
+    has no copy or is behind, from the changelog; on standard error it says which.
+    """
+    if ctx.invoked_subcommand is None:
+        _list()
+
+
+@tables.command("list")
+def list_tables() -> None:
+    """List the tables, a line for each copy of a task's rows on this machine.
+
+    Behind is how many offsets the changelog is ahead of the copy. Bytes are those of the pages
+    that the rows take on the disk. In use means that a worker has the copy.
+    """
+    _list()
+
+
+def _list() -> None:
+    from agentic.cli.output import show_table
+
+    app = current().app()
+    columns = ("table", "task", "rows", "bytes", "behind", "copy", "in use")
+    rows = current().with_broker(lambda broker: _copies(app, broker))
+    show_table(columns, rows, numbers=("rows", "bytes", "behind"))
+
+
+async def _copies(app: App, broker: Broker) -> list[tuple[object, ...]]:
+    from agentic.cli.contents import bounds_of, copies_by_task, opened, place_of
+    from agentic.runtime.state import number, upto
+    from agentic.state.lmdb import in_use
+
+    known = await broker.topics()
+    by_task = copies_by_task(app.settings)
+    rows: list[tuple[object, ...]] = []
+    for table in app.tables.values():
+        try:
+            place = place_of(app, table, known)
+        except AgenticError as error:
+            _say(str(error))
+            rows.append((table.name, "", "", "", "", "none", ""))
+            continue
+        bounds = await bounds_of(app, table, place, known, broker)
+        for n in range(place.partitions):
+            task = place.task(n)
+            found = len(rows)
+            with opened(by_task.get(task, []), _say) as stores:
+                for copy, store in stores:
+                    if table.name not in store.tables:
+                        continue
+                    at = number(store.mark(upto(table)))
+                    start, end = (0, 0) if bounds is None else bounds[n]
+                    behind: object = "" if bounds is None else max(0, end - (start if at is None else at))
+                    used = "yes" if in_use(copy) else "no"
+                    counts = store.stat(table.name)
+                    size = counts["psize"] * sum(counts[f"{kind}_pages"] for kind in ("branch", "leaf", "overflow"))
+                    rows.append((table.name, task, counts["entries"], size, behind, copy.directory, used))
+            if len(rows) == found:
+                behind = "" if bounds is None else max(0, bounds[n].end - bounds[n].start)
+                rows.append((table.name, task, "", "", behind, "none", ""))
+    return rows
+
+
+@tables.command()
+@_NAME
+@click.argument("key")
+def get(name: str, key: str) -> None:
+    """Show the value of one key, as JSON.
+
+    A KEY of a table of str or bytes is typed as it stands, any other as JSON.
+    """
+    from agentic.cli.contents import keys_of, table_of
+
+    table = table_of(current().app(), name)
+    wire = typed(table.key, key, "KEY")
+    stored = keys_of(table).from_wire(wire)
+    found = 0
+    for row in _rows(table, stored, stored + b"\0", wire):
+        click.echo(shown(table.value, row.value))
+        found += 1
+    if not found:
+        raise ConfigurationError(f"table {name!r} has no row of key {shown(table.key, wire).decode()}")
+
+
+@tables.command()
+@_NAME
+@click.option("--prefix", metavar="P", help="Only keys that begin so: text, or the first parts of a tuple as JSON.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most N rows.")
+@click.option("--jsonl", is_flag=True, help="Lines of JSON, as 'tables load' reads them.")
+def ls(name: str, prefix: str | None, limit: int | None, jsonl: bool) -> None:
+    """Show rows in the order of their keys: a line has the time of the last update, the key and the value."""
+    from agentic.cli.contents import table_of
+    from agentic.state.keys import prefix_end
+
+    table = table_of(current().app(), name)
+    low, high = b"", None
+    if prefix is not None:
+        low = _beginning(table, prefix)
+        high = prefix_end(low)
+    _show(table, islice(_rows(table, low, high), limit), jsonl=jsonl)
+
+
+@tables.command()
+@_NAME
+def dump(name: str) -> None:
+    """Write all rows as lines of JSON: {"key": …, "value": …, "timestamp": …}."""
+    from agentic.cli.contents import table_of
+
+    table = table_of(current().app(), name)
+    _show(table, _rows(table, b"", None), jsonl=True)
+
+
+@tables.command()
+@_NAME
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True), metavar="FILE|-")
+def load(name: str, file: str) -> None:
+    """Put rows into a table: lines of JSON as 'tables dump' writes them; gzip is understood.
+
+    They go to the table's changelog, from which every worker restores them when it starts; so
+    none may be running. A row of a key that is there is replaced, one whose value is null deleted,
+    and all others stay. Without a timestamp a row has the time of the loading.
+    """
+    from agentic.cli.contents import table_of
+    from agentic.cli.loading import load as send_lines
+    from agentic.cli.reset import check_stopped
+    from agentic.runtime import changelogs, topics
+
+    app = current().app()
+    table = table_of(app, name)
+    changelog = table.changelog_topic
+    if table.source is not None:
+        raise ConfigurationError(
+            f"table {name!r} is filled by topic {table.source.name!r}: send to that one, "
+            f"'agentic send {table.source.name} --jsonl FILE'"
+        )
+    if changelog is None:
+        raise ConfigurationError(f"table {name!r} is declared with changelog=False: nothing could restore its rows")
+    form = Form(changelog, table.key, table.value, needs_key=True, placed_by_key=table.check_keys)
+
+    async def into_changelog(broker: Broker) -> None:
+        await check_stopped(app, broker, "loading")
+        counts = await topics.ensure(app, broker)
+        await changelogs.ensure(app.processors(), counts, broker)
+        partitions = (await broker.topics())[changelog]
+        loaded = await send_lines(broker, form, partitions, file, resume=False)
+        # One that came meanwhile may have restored a part, and taken it for the whole.
+        await check_stopped(app, broker, "loading, which is to be done again")
+        click.echo(f"loaded {loaded.sent:,} rows into {name}")
+
+    current().with_broker(into_changelog)
+
+
+def _rows(table: Table[Any, Any], low: bytes, high: bytes | None, key: bytes | None = None) -> Iterator[Any]:
+    """Yield the rows between two stored keys; with the wire bytes of a key only from the partition it belongs to."""
+    from agentic.cli.contents import Reading, Row
+
+    app = current().app()
+
+    async def read(broker: Broker) -> tuple[Reading, Iterator[Row]]:
+        reading = Reading(app, table, await broker.topics(), broker, _say)
+        partitions = range(reading.partitions)
+        if key is not None and table.check_keys:
+            partitions = range(at := partition_of(key, reading.partitions), at + 1)
+        try:
+            return reading, await reading.rows(low, high, partitions)
+        except BaseException:
+            reading.close()
+            raise
+
+    # The broker is not needed for longer: what comes of it is on the disk or in memory.
+    reading, rows = current().with_broker(read)
+    with closing(reading):
+        yield from rows
+
+
+def _show(table: Table[Any, Any], rows: Iterator[Any], *, jsonl: bool) -> None:
+    from agentic.cli.contents import keys_of
+
+    keys = keys_of(table)
+    for row in rows:
+        key, value = shown(table.key, keys.to_wire(row.stored_key)), shown(table.value, row.value)
+        if jsonl:
+            line: dict[str, object] = {"key": msgspec.Raw(key), "value": msgspec.Raw(value), "timestamp": row.timestamp}
+            if not table.check_keys:
+                # From such a key its partition does not follow.
+                line["partition"] = row.partition
+            click.echo(msgspec.json.encode(line))
+        else:
+            click.echo(f"{clock_time(row.timestamp)}  {key.decode()}  {value.decode()}")
+
+
+def _beginning(table: Table[Any, Any], text: str) -> bytes:
+    """Return the bytes with which the stored keys begin that begin with what was typed."""
+    from agentic.cli.contents import keys_of
+
+    declared = getattr(table.key, "declared", None)
+    prefix: object = text
+    try:
+        if declared in (None, bytes):
+            prefix = text.encode()
+        elif declared is not str:
+            parts = msgspec.json.decode(text, type=list[msgspec.Raw])
+            types = getattr(declared, "__args__", ())[: len(parts)]
+            prefix = tuple(msgspec.json.decode(part, type=type_) for part, type_ in zip(parts, types))
+        return keys_of(table).encode_prefix(prefix)
+    except (TypeError, ValueError, CodecError) as error:
+        raise click.BadParameter(f"{text!r} for table {table.name!r}: {error}", param_hint="--prefix") from None
+
+
+def _say(line: str) -> None:
+    click.echo(current().completed(line), err=True)
