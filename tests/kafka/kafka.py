@@ -31,14 +31,17 @@ HERE = pathlib.Path(__file__).resolve().parent
 VERSION = re.search(r"<kafka.version>(.*)</kafka.version>", (HERE / "pom.xml").read_text())[1]
 JARS = pathlib.Path(os.environ.get("AGENTIC_KAFKA_JARS", pathlib.Path.home() / f".cache/agentic/kafka-{VERSION}"))
 
+#: Seconds without a heartbeat after which a controller of its own gives a broker up.
+SESSION = 3
+
 # Small internal topics, no start-up delays, and quick heartbeats, so that a rebalance takes
 # a second and not ten (under the KIP-848 protocol the broker sets the heartbeat interval).
 PROPERTIES = """
-process.roles=broker,controller
-node.id=1
+process.roles={roles}
+node.id={number}
 controller.quorum.bootstrap.servers=127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+listeners={listeners}
+advertised.listeners={listeners}
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
@@ -112,24 +115,33 @@ def alive(pid):
     return True
 
 
-class Node:
-    """One broker with its data in `directory`; survives kill() and start() again."""
+class Server:
+    """A Kafka process with its data in `directory`; survives kill() and start() again."""
 
-    def __init__(self, directory, port=None, extra=""):
+    def __init__(self, directory):
         self.directory = pathlib.Path(directory)
         self.config = self.directory / "server.properties"
         self.pid_file = self.directory / "pid"
-        if not self.config.exists():
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self.config.write_text(
-                PROPERTIES.format(
-                    port=port or free_port(), controller=free_port(), data=self.directory / "data", extra=extra
-                )
+
+    def format(self, roles, number, controller, listeners, cluster, extra):
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.config.write_text(
+            PROPERTIES.format(
+                roles=roles,
+                number=number,
+                controller=controller,
+                listeners=listeners,
+                data=self.directory / "data",
+                extra=extra,
             )
-            cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-            # One word, since an id may begin with a dash.
-            self._java("kafka.tools.StorageTool", "format", "--standalone", f"-t={cluster}", "-c", str(self.config))
-        self.bootstrap = re.search(r"^listeners=PLAINTEXT://([\d.:]+)", self.config.read_text(), re.M)[1]
+        )
+        quorum = "--standalone" if "controller" in roles else "--no-initial-controllers"
+        # One word, since an id may begin with a dash.
+        self._java("kafka.tools.StorageTool", "format", quorum, f"-t={cluster}", "-c", str(self.config))
+
+    @property
+    def address(self):
+        return re.search(r"^listeners=\w+://([\d.:]+)", self.config.read_text(), re.M)[1]
 
     def _java(self, *args):
         done = subprocess.run(["java", "-cp", jars(), *args], capture_output=True, text=True)
@@ -155,7 +167,7 @@ class Node:
                 start_new_session=True,
             )
         self.pid_file.write_text(str(process.pid))
-        host, port = self.bootstrap.split(":")
+        host, port = self.address.split(":")
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if process.poll() is not None:
@@ -190,7 +202,54 @@ class Node:
         self.signal(signal.SIGTERM)
 
 
-def held(directory, pid, options=(), timeout=600):
+class Node(Server):
+    """One broker.
+
+    With `apart` its controller is a process of its own, which goes on while the broker is down: `crash` needs it.
+    """
+
+    def __init__(self, directory, port=None, extra="", apart=False):
+        super().__init__(directory)
+        self.controller = None
+        if not self.config.exists():
+            cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+            quorum = free_port()
+            broker, controller = f"PLAINTEXT://127.0.0.1:{port or free_port()}", f"CONTROLLER://127.0.0.1:{quorum}"
+            if apart:
+                extra += f"\nbroker.session.timeout.ms={SESSION}000\nbroker.heartbeat.interval.ms=500"
+                Server(self.directory / "controller").format("controller", 2, quorum, controller, cluster, extra)
+                self.format("broker", 1, quorum, broker, cluster, extra)
+            else:
+                self.format("broker,controller", 1, quorum, f"{broker},{controller}", cluster, extra)
+        if (self.directory / "controller").exists():
+            self.controller = Server(self.directory / "controller")
+        self.bootstrap = self.address
+
+    def start(self, timeout=60):
+        if self.controller is not None and not self.controller.pid_file.exists():
+            self.controller.start(timeout)
+        return super().start(timeout)
+
+    def crash(self):
+        """Kill the broker, wait until its controller has given it up, and start it again.
+
+        A broker that comes back sooner, as one with its controller inside always does, believes that it
+        still leads its partitions until it is fenced. The marker of a transaction whose commit was under
+        way is then taken for that of a deleted partition and left out (KAFKA-20734, in Kafka 4.3.1):
+        no client can end that transaction any more.
+        """
+        self.kill()
+        time.sleep(SESSION + 1)
+        self.start()
+
+    def end(self):
+        """Kill all there is."""
+        self.kill()
+        if self.controller is not None:
+            self.controller.kill()
+
+
+def held(directory, pid, options=(), timeout=600, apart=False):
     """Have a keeper hold a broker for process `pid`, if none does yet; return its address.
 
     The time is for a first start, which fetches the jars.
@@ -199,7 +258,7 @@ def held(directory, pid, options=(), timeout=600):
     ready = directory / "ready"
     if not ready.exists():
         log = directory.with_name(f"{directory.name}.log")
-        further = [part for option in options for part in ("--set", option)]
+        further = [part for option in options for part in ("--set", option)] + ["--apart"] * apart
         command = [sys.executable, str(HERE / "kafka.py"), "hold", str(directory), "--for", str(pid), *further]
         with open(log, "ab") as out:
             keeper = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
@@ -222,6 +281,7 @@ def main():
     parser.add_argument("directory", nargs="?")
     parser.add_argument("--port", type=int)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a further broker property")
+    parser.add_argument("--apart", action="store_true", help="give the broker's controller a process of its own")
     parser.add_argument("--for", type=int, dest="pid", help="with hold: the process whose end is awaited")
     argv = sys.argv[1:]
     command = []
@@ -236,7 +296,7 @@ def main():
                 sys.exit(subprocess.run(command, env={**os.environ, "AGENTIC_TEST_KAFKA": node.bootstrap}).returncode)
             finally:
                 node.kill()
-    node = Node(options.directory, options.port, "\n".join(options.set))
+    node = Node(options.directory, options.port, "\n".join(options.set), options.apart)
     if options.command == "hold":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         ready = node.directory / "ready"
@@ -246,7 +306,7 @@ def main():
             while alive(options.pid) and ready.exists():
                 time.sleep(0.5)
         finally:
-            node.kill()
+            node.end()
             shutil.rmtree(node.directory, ignore_errors=True)
         return
     if options.command in ("stop", "restart"):

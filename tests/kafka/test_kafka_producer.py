@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any
 
 import pytest
-from kafka_support import Cluster, Recorder, read, until
+from confluent_kafka import Producer
+from confluent_kafka import TopicPartition as Partition
+from kafka_support import PATIENCE, Cluster, Recorder, read, until
 
 from agentic.brokers.base import Position, TopicPartition, TopicSpec
+from agentic.brokers.kafka import member as member_module
 from agentic.core.partitioning import partition_of
 from agentic.errors import BrokerError, Fenced, RecordTooLarge, TransactionAborted, UnknownTopic
 
@@ -153,6 +157,43 @@ def test_positions_of_a_partition_that_went_away_undo_the_transaction(cluster: C
             await producer.close()
 
     asyncio.run(scenario())
+
+
+def test_a_member_says_what_keeps_it_from_taking_over(
+    cluster: Cluster, protocol: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A transaction that nobody ends withholds the positions which it covers."""
+    monkeypatch.setattr(member_module, "REQUEST", 0.2)
+    monkeypatch.setattr(member_module, "WITHHELD", 0.1)
+
+    def lines() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == "agentic.kafka"]
+
+    async def scenario() -> None:
+        async with cluster.open({"group.protocol": protocol}, source=1) as broker:
+            source = TopicPartition(f"{cluster.name}.source", 0)
+            first, one = broker.consumer(cluster.name, [source.topic]), Recorder()
+            await first.start(one)
+            await until(lambda: one.owned, [first])
+            stuck = Producer({"bootstrap.servers": cluster.bootstrap, "transactional.id": cluster.name})
+            await asyncio.to_thread(stuck.init_transactions, PATIENCE)
+            stuck.begin_transaction()
+            covered = [Partition(source.topic, source.partition, 1)]
+            metadata = await first.group_metadata()
+            await asyncio.to_thread(stuck.send_offsets_to_transaction, covered, metadata, PATIENCE)
+            await first.close()
+            second, two = broker.consumer(cluster.name, [source.topic]), Recorder()
+            await second.start(two)
+            await until(lines, [second])
+            assert not two.owned
+            await asyncio.to_thread(stuck.abort_transaction, PATIENCE)
+            await until(lambda: two.owned, [second])
+            await second.close()
+
+    with caplog.at_level(logging.WARNING, "agentic.kafka"):
+        asyncio.run(scenario())
+    (line,) = lines()
+    assert f"{cluster.name}.source-0 not taken over" in line and "kafka-transactions.sh" in line
 
 
 def test_a_second_producer_with_the_same_id_fences_the_first(cluster: Cluster) -> None:

@@ -27,6 +27,8 @@ from agentic.errors import BrokerError, BrokerUnavailable, Fenced, NotOwner
 
 #: Seconds a listener gets to give partitions back; less where max.poll.interval.ms is small.
 REVOKE = 10.0
+#: Seconds without the committed positions after which a log line says so. Longer than a broker's restart.
+WITHHELD = 15.0
 #: A stale epoch may only mean that our own heartbeat's answer is still on its way: ask again so often…
 STALE_RETRIES = 10
 #: …after so many seconds.
@@ -223,6 +225,9 @@ class Member(Poller):
             starts = dict.fromkeys(tps, ck.OFFSET_END)
         assigned = {tp: ck.TopicPartition(tp.topic, tp.partition, starts[tp]) for tp in tps}
         self._owned.update(assigned)
+        for tp in tps:
+            if starts[tp] >= 0:
+                self._begin_at(tp, starts[tp])
         if self._protocols.classic:
             self._consumer.assign(list(assigned.values()))
         else:
@@ -231,13 +236,26 @@ class Member(Poller):
             self._consumer.pause(partitions_of(early))
 
     def _fetch_committed(self, tps: list[TopicPartition]) -> dict[TopicPartition, Position | None]:
+        since, told = time.monotonic(), False
         while True:
             try:
                 return self.committed(tps)
-            except BrokerUnavailable:
+            except BrokerUnavailable as problem:
                 # Without the positions nothing can begin; whoever waits for us is served meanwhile.
                 if self._stopping:
                     return dict.fromkeys(tps)
+                if not told and (waited := time.monotonic() - since) > WITHHELD:
+                    told = True
+                    log.warning(
+                        "%s: %s not taken over, for %.0f s now: the committed positions are withheld (%s);"
+                        " a transaction is open that covers them, or the group's coordinator is away; asking on."
+                        " A transaction that outlives its transaction.timeout.ms hangs:"
+                        " find and abort it with kafka-transactions.sh",
+                        self.about,
+                        names_of(tps),
+                        waited,
+                        problem,
+                    )
                 self._serve_for(0.5)
 
     def _revoked(self, partitions: list[Any]) -> None:
@@ -268,7 +286,7 @@ class Member(Poller):
     def _drop(self, tps: Sequence[TopicPartition]) -> None:
         for tp in tps:
             self._owned.pop(tp, None)
-            self._sought.pop(tp, None)
+            self._begun(tp)
             self.ends.pop(tp, None)
         self._paused.difference_update(tps)
         self._stalled.difference_update(tps)
@@ -329,7 +347,7 @@ class Member(Poller):
             except KafkaException as problem:
                 raise translate(problem, f"{self.about}: seek of {tp} to {offset}") from problem
             self._owned[tp] = ck.TopicPartition(tp.topic, tp.partition, offset)
-            self._sought[tp] = offset
+            self._begin_at(tp, offset)
             self._crossed.add(tp)
         return self._lots
 

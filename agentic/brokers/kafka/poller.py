@@ -91,8 +91,10 @@ class Poller(threading.Thread):
         self._owned: dict[TopicPartition, Any] = {}
         self._paused: set[TopicPartition] = set()
         self._stalled: set[TopicPartition] = set()
-        #: Where a seek went, until the first record from there has come.
+        #: Where reading was told to begin, until the first record from there has come.
         self._sought: dict[TopicPartition, int] = {}
+        #: Those of them whose end was heard of before any record, and not believed.
+        self._doubted: set[TopicPartition] = set()
         #: What was sought while a fetch was under way (in a rebalance): it may hold records from before.
         self._crossed: set[TopicPartition] = set()
         self._lots = 0
@@ -173,19 +175,19 @@ class Poller(threading.Thread):
         self._go_to(again)
         return [m for m in messages if TopicPartition(m.topic(), m.partition()) not in self._crossed]
 
+    def _begin_at(self, tp: TopicPartition, offset: int) -> None:
+        """Note where reading was told to begin."""
+        self._doubted.discard(tp)
+        self._sought[tp] = offset
+
+    def _begun(self, tp: TopicPartition) -> None:
+        self._doubted.discard(tp)
+        self._sought.pop(tp, None)
+
     def _arrived(self, messages: list[Any]) -> None:
         for message in messages:
             if message.error() is None:
-                self._sought.pop(TopicPartition(message.topic(), message.partition()), None)
-
-    def _resume(self, tps: list[TopicPartition]) -> None:
-        """Fetch again, from where we were to be.
-
-        Older librdkafka resumed at the last record that was consumed; after a seek that is the
-        place from before it. Here 2.16 was not seen to do so; to say the place again costs nothing.
-        """
-        self._consumer.resume(partitions_of(tps))
-        self._go_to({tp: self._sought[tp] for tp in tps if tp in self._sought})
+                self._begun(TopicPartition(message.topic(), message.partition()))
 
     def _go_to(self, offsets: Mapping[TopicPartition, int]) -> None:
         for tp, offset in offsets.items():
@@ -242,11 +244,29 @@ class Poller(threading.Thread):
                     ends.pop(TopicPartition(message.topic(), message.partition()), None)
                 records.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
-                tp = TopicPartition(message.topic(), message.partition())
-                ends[tp] = self.ends[tp] = message.offset()
+                ends[TopicPartition(message.topic(), message.partition())] = message.offset()
             else:
                 self._event(message, error)
+        ends = self._believed(ends)
+        self.ends.update(ends)
         return records, ends
+
+    def _believed(self, ends: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Leave out an end that may be a former one.
+
+        A word of the end that was on its way when we sought can come after the seek. Before any
+        record has come, one from behind our place is such a word; one from ahead of it may be, or
+        only transaction markers lie between: it is believed when it comes again after another seek.
+        """
+        believed = {}
+        for tp, end in ends.items():
+            place = self._sought.get(tp, end)
+            if end == place or (end > place and tp in self._doubted):
+                believed[tp] = end
+            elif end > place and tp in self._owned:
+                self._doubted.add(tp)
+                self._go_to({tp: place})
+        return believed
 
     def _event(self, message: Any, error: Any) -> None:
         code = error.code()
@@ -289,7 +309,7 @@ class Poller(threading.Thread):
             self._resets.append(tp)
             return
         there = start if self._offset_reset == "earliest" else end
-        self._sought.pop(tp, None)
+        self._begun(tp)
         self._restart(tp, there)
         log.warning(
             "%s: %s: offset %s is out of range (%d to %d are there: retention, or a new topic of this name);"
@@ -365,7 +385,7 @@ class Poller(threading.Thread):
         back = [tp for tp in self._stalled if tp in self._owned and tp not in self._paused]
         self._stalled.clear()
         if back:
-            self._resume(back)
+            self._consumer.resume(partitions_of(back))
 
     def _answer(self, done: asyncio.Future[Any], fn: Callable[..., object], args: tuple[object, ...]) -> None:
         try:
@@ -421,4 +441,4 @@ class Poller(threading.Thread):
         back = [tp for tp in tps if tp in self._paused]
         self._paused.difference_update(back)
         if fresh := [tp for tp in back if tp in self._owned and tp not in self._stalled]:
-            self._resume(fresh)
+            self._consumer.resume(partitions_of(fresh))
