@@ -9,8 +9,8 @@ from typing import Any
 
 from agentic.errors import ConfigurationError
 from agentic.stream import Stream
-from agentic.table import Table
-from agentic.topic import Source, Topic, name_of
+from agentic.table import Changes, Inner, Table
+from agentic.topic import Source, Topic, name_of, unfiltered
 from agentic.uses import tables_used
 
 
@@ -85,14 +85,24 @@ class Agent:
         return cls(fn, sources, to=to, name=name, tables=tables)
 
     @property
-    def topics(self) -> tuple[Topic[Any, Any], ...]:
-        """The topics that it reads."""
+    def inputs(self) -> tuple[Topic[Any, Any], ...]:
+        """What it reads, topics and what stays inside of its task."""
         return tuple(source.topic for source in self.sources)
+
+    @property
+    def topics(self) -> tuple[Topic[Any, Any], ...]:
+        """The broker's topics that it reads."""
+        return tuple(topic for topic in self.inputs if not isinstance(topic, Inner))
+
+    @property
+    def watched(self) -> tuple[Table[Any, Any], ...]:
+        """The tables whose changes it reads."""
+        return tuple(source.table for source in map(unfiltered, self.sources) if isinstance(source, Changes))
 
     @cached_property
     def tables(self) -> tuple[Table[Any, Any], ...]:
         """The tables that it uses: those declared for it, and those found in its code when this is first asked."""
-        return tuple(dict.fromkeys((*self._tables, *tables_used(self.fn))))
+        return tuple(dict.fromkeys((*self._tables, *self.watched, *tables_used(self.fn))))
 
     def check(self) -> None:
         """Raise `ConfigurationError` where the agent yields and has nowhere to."""

@@ -295,6 +295,12 @@ class App:
                     f"dead_letter={dead_letter!r} is read by agent {agent.name!r}: what can't be decoded would come "
                     "back to it for ever; give dead letters a topic that this app does not read"
                 )
+            for table in agent.watched:
+                if not any(table in other.tables and other.topics for other in self.processors() if other is not agent):
+                    raise ConfigurationError(
+                        f"agent {agent.name!r} reads the changes of table {table.name!r}, and nothing changes it: "
+                        "no topic fills it, and no other agent uses it"
+                    )
             for topic in (*agent.topics, *([agent.to] if agent.to else [])):
                 if self.topics.get(topic.name) is not topic:
                     raise ConfigurationError(f"agent {agent.name!r}: {topic!r} belongs to another app")

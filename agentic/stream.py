@@ -6,7 +6,7 @@ The classes here say what a stream promises; the worker has the one that does it
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
@@ -27,8 +27,12 @@ class Origin(Protocol):
 
     topic: Topic[Any, Any]
     partition: int
-    #: One agent has finished the event at this offset; True when it was the last.
-    retire: Callable[[int], bool]
+
+    def retire(self, offset: int, /) -> bool:
+        """One agent has finished the event at this offset; True when it was the last."""
+
+    def adopt(self, offset: int, children: int, /) -> None:
+        """The event at this offset has so many children, which must be finished as well."""
 
 
 class Event(msgspec.Struct, eq=False):

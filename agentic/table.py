@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, MutableMapping, ValuesView
 from contextvars import ContextVar
 from datetime import datetime, timedelta
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from agentic import codecs
 from agentic.brokers.base import TopicSpec
@@ -19,7 +19,7 @@ from agentic.codecs import Codec
 from agentic.core.times import timestamp_ms
 from agentic.errors import CodecError, ConfigurationError, TableUnavailable
 from agentic.stream import Event
-from agentic.topic import TOPIC_NAME, Topic
+from agentic.topic import TOPIC_NAME, Home, Source, Topic
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -34,6 +34,30 @@ class _Missing:
 
 
 MISSING: Final = _Missing()
+
+
+class Change(NamedTuple):
+    """A row before and after an event; None where there was, or is, none."""
+
+    key: Any
+    old: Any
+    new: Any
+
+
+class Inner(Topic[Any, Any]):
+    """What an agent reads inside of its task, named and typed like a topic; no broker has it."""
+
+
+class Changes(Source[K, Change]):
+    """The changes of a table: see `Table.changes`."""
+
+    def __init__(self, table: Table[K, Any]) -> None:
+        self.table = table
+        self._topic = Inner(Home(), f"{table.name}.changes", key=table.key)
+
+    @property
+    def topic(self) -> Topic[K, Change]:
+        return self._topic
 
 
 class View(Protocol):
@@ -119,6 +143,7 @@ class Table(MutableMapping[K, V]):
         self.changelog = changelog
         self.check_keys = check_keys
         self._app = app
+        self._changes: Changes[K] | None = None
 
     @property
     def ttl_ms(self) -> int | None:
@@ -142,6 +167,16 @@ class Table(MutableMapping[K, V]):
     def shape(self) -> str:
         """What the rows of its store are: rows of another shape are not taken for its own."""
         return f"{_declared(self.key)} to {_declared(self.value)}"
+
+    def changes(self) -> Changes[K]:
+        """Return its changes as a source: a `Change` (key, old, new) for each row that an event wrote.
+
+        A change is part of the event that made it: it has its timestamp and offset, and the event is
+        finished, and its offset committed, when the agents have finished with its changes.
+        """
+        if self._changes is None:
+            self._changes = Changes(self)
+        return self._changes
 
     # -- the mapping --------------------------------------------------------------------------
 
@@ -167,12 +202,12 @@ class Table(MutableMapping[K, V]):
             view = current_views.get()[self]
         except LookupError:
             raise self._unavailable() from None
-        value = view.get(key)
+        value: V = view.get(key)
         if value is MISSING:
             if self.default is None:
                 raise KeyError(key)
             return self.default()
-        return cast(V, value)
+        return value
 
     def __setitem__(self, key: K, value: V) -> None:
         try:

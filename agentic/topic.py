@@ -66,16 +66,23 @@ class Filtered(Source[K, V]):
                 f"topic {source.topic.name!r}: filter() takes a plain function, and {name_of(fn)} is async: "
                 "what it returns would be true for each value; leave out async, or decide in the agent"
             )
-        self._source = source
+        self.source = source
         self._fn = fn
 
     @property
     def topic(self) -> Topic[K, V]:
-        return self._source.topic
+        return self.source.topic
 
     @property
     def predicates(self) -> tuple[Callable[[V], object], ...]:
-        return (*self._source.predicates, self._fn)
+        return (*self.source.predicates, self._fn)
+
+
+def unfiltered(source: Source[Any, Any]) -> Source[Any, Any]:
+    """Return what a source is a part of; itself where it is whole."""
+    while isinstance(source, Filtered):
+        source = source.source
+    return source
 
 
 class Topic(Source[K, V]):

@@ -143,6 +143,14 @@ class OffsetLedger:
             self.high_done = offset
         return True
 
+    def adopt(self, offset: int, children: int) -> None:
+        """So many parties more must finish an offset that is unfinished: children of its event.
+
+        Raises:
+            LookupError: as for `retire`.
+        """
+        self._unfinished[offset] += children
+
     def finish(self, offset: int) -> None:
         """An offset is done with for all parties: it was given up by rule. `LookupError` as for `retire`."""
         del self._unfinished[offset]

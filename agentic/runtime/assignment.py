@@ -29,6 +29,9 @@ log = logging.getLogger("agentic.worker")
 #: time after which a broker takes a silent member for dead.
 REVOKE_TIMEOUT = 8.0
 
+#: Seconds after which a checkpoint that waits for children of events says so.
+QUIET_WARNING = 10.0
+
 TaskId = tuple[int, int]
 
 
@@ -193,6 +196,28 @@ class Assignment:
         """Have so many rows been written that they should be committed now?"""
         return sum(state.dirty_bytes for state in self.states()) >= self._settings.checkpoint_bytes
 
+    @property
+    def torn(self) -> bool:
+        """Is there an event whose own effects are out and whose children are not done?"""
+        return any(task.torn for task in self.tasks.values())
+
+    async def quiet(self) -> None:
+        """Return when no task has an event whose effects are out and whose children are not done; `go_on` ends that."""
+        waits = [asyncio.ensure_future(task.quiet()) for task in self.tasks.values() if task.gate is not None]
+        while waits:
+            _, pending = await asyncio.wait(waits, timeout=QUIET_WARNING)
+            waits = list(pending)
+            if waits:
+                stuck = [task.name for task in self.tasks.values() if task.torn]
+                log.warning(
+                    "the checkpoint waits for changes of tables that agents have not finished: %s", ", ".join(stuck)
+                )
+
+    def go_on(self) -> None:
+        """Events may begin again."""
+        for task in self.tasks.values():
+            task.go_on()
+
     def states(self) -> list[TaskState]:
         """The states of the tasks that have one."""
         return [task.state for task in self.tasks.values() if task.state is not None]
@@ -321,6 +346,9 @@ class Assignment:
     async def _close(self, tasks: Sequence[Task], timeout: float) -> None:
         deadline = asyncio.get_running_loop().time() + timeout
         for task, in_time in zip(tasks, await asyncio.gather(*(task.close(deadline) for task in tasks))):
+            if task.torn and self._outbox.transactional:
+                # Its effects are in the transaction and its offset can't be: undo the one with the other.
+                self._outbox.spoil()
             if not in_time:
                 log.warning("task %s: an event was still under way after %g s; it is left undone", task.name, timeout)
 

@@ -2,6 +2,7 @@
 
 The story, in order:
 
+0. Exactly once: let children of events that are under way be finished, and no other event begin.
 1. Hold the outbox, take each ledger's snapshot and fix each task's changed rows, in one step,
    so that effects, rows and offsets are those of the same events.
 2. Send the changed rows to the changelogs, behind the effects that are sent already.
@@ -70,8 +71,11 @@ class Checkpointer:
             if self._outbox.spoiled:
                 return False
             try:
+                if self._outbox.transactional:
+                    await assignment.quiet()
                 return await self._checkpoint(assignment)
             finally:
+                assignment.go_on()
                 assignment.checkpointed.set()
 
     async def _checkpoint(self, assignment: Assignment) -> bool:
@@ -85,6 +89,7 @@ class Checkpointer:
                 snapshots[tp] = (source.ledger, snapshot)
         positions = {tp: Position(*snapshot) for tp, (_, snapshot) in snapshots.items()}
         states = [state for state in assignment.states() if state.take()]
+        assignment.go_on()
         try:
             await self._log_changes(states)
             await self._outbox.publish(positions, self._consumer)

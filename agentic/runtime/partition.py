@@ -35,7 +35,7 @@ class SourcePartition:
     Attributes:
         buffer: decoded events that no agent has yet, in offset order.
         ledger: which offsets are unfinished.
-        retire: the ledger's, for the hot path.
+        retire, adopt: the ledger's, for the hot path.
         end: the partition's end offset, None while it is not known to be current.
         heard_end: the end offset as last heard, for the lag.
         first: where reading began, None while that is not known.
@@ -61,6 +61,7 @@ class SourcePartition:
         offset, metadata = (None, "") if committed is None else committed
         self.ledger = OffsetLedger(offset, metadata, shares=shares)
         self.retire: Callable[[int], bool] = self.ledger.retire
+        self.adopt: Callable[[int, int], None] = self.ledger.adopt
         self.buffer: deque[Event] = deque()
         self.end: int | None = None
         self.heard_end: int | None = None

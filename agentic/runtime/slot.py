@@ -20,13 +20,17 @@ from agentic.agent import Agent
 from agentic.core.times import seconds
 from agentic.errors import AgenticError, CodecError
 from agentic.metrics import Metrics
+from agentic.runtime.gate import Descent, Gate
 from agentic.runtime.outbox import Outbox
 from agentic.runtime.tables import TableView
-from agentic.stream import SAME, Event, HeadersLike, Reply, Stream, current_outlet
+from agentic.stream import SAME, Event, HeadersLike, Origin, Reply, Stream, current_outlet
 from agentic.table import Table, current_views
 from agentic.topic import Outgoing, Topic
 
 T = TypeVar("T")
+
+#: A child on its way: who reads it, what makes its origin of the parent's, its key, the key's bytes, its value.
+Child = tuple["Slot[Any]", Callable[[Origin], Origin], Any, bytes, Any]
 
 #: Before any time, in ms.
 NEVER = -(1 << 63)
@@ -52,6 +56,7 @@ class Slot(Stream[T]):
         working_on: the current event; with `take` the last of them.
         views: the tables that the agent uses.
         touched: those views that the current event has written to.
+        children: changes of tables that the current event has made and that agents of the task read.
         clock: the greatest timestamp of the events that the agent has begun, in ms; kept only where
             a table needs it.
     """
@@ -65,6 +70,7 @@ class Slot(Stream[T]):
         "_outbox",
         "_waiter",
         "agent",
+        "children",
         "clock",
         "closing",
         "handed",
@@ -86,6 +92,7 @@ class Slot(Stream[T]):
         self.working_on: Event | None = None
         self.views: dict[Table[Any, Any], TableView] = {}
         self.touched: list[TableView] = []
+        self.children: list[Child] = []
         self.clock = NEVER
         #: With `take`: the events that are complete together with the current one.
         self._also: list[Event] = []
@@ -106,6 +113,7 @@ class Slot(Stream[T]):
     async def __anext__(self) -> T:
         event = self.working_on
         if event is not None:
+            # `finish`, written out: this is where each event passes.
             if self._effects or self.touched or self._also:
                 self._complete(event)
             else:
@@ -147,15 +155,21 @@ class Slot(Stream[T]):
         before = len(self._inbox)
         self._inbox.extend(events)
         self.handed += len(self._inbox) - before
-        self._wake()
+        self.wake()
 
     def close(self) -> None:
         """End the stream: what waits in the inbox is left to the next owner, the current event may finish."""
         self.closing = True
         self._inbox.clear()
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
+    @property
+    def waits(self) -> bool:
+        """Does the agent wait for an event?"""
+        return self._waiter is not None
+
+    def wake(self) -> None:
+        """Let the agent, if it waits, look again."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -191,7 +205,7 @@ class Slot(Stream[T]):
         assert to is not None, "checked at start"
         name, encode = to.name, to.value.encode
         # A sink that declares no key type takes the bytes as they are; so does one with the source's codec.
-        through = {topic.key for topic in self.agent.topics} <= {to.key} or not to.key_declared
+        through = {topic.key for topic in self.agent.inputs} <= {to.key} or not to.key_declared
         effects = self._effects
         async for value in self.agent.fn(self):
             event = self.event if self.working_on is None else self.working_on
@@ -244,6 +258,7 @@ class Slot(Stream[T]):
     def _forget(self) -> None:
         """Drop the notes of the current events."""
         self._effects.clear()
+        self.children.clear()
         for view in self.touched:
             view.forget()
         self.touched.clear()
@@ -264,11 +279,35 @@ class Slot(Stream[T]):
             for view in self.touched:
                 view.apply()
             self.touched.clear()
+            if self.children:
+                self._bear(event)
         event.origin.retire(event.offset)
         if self._also:
             for other in self._also:
                 other.origin.retire(other.offset)
             self._also.clear()
+
+    def finish(self) -> None:
+        """Complete the current event, if there is one."""
+        event = self.working_on
+        if event is not None:
+            if self._effects or self.touched or self._also:
+                self._complete(event)
+            else:
+                event.origin.retire(event.offset)
+            self.working_on = None
+
+    def _bear(self, event: Event) -> None:
+        """Hand the event's children to the agents that read them; the offset waits for them."""
+        event.origin.adopt(event.offset, len(self.children))
+        for slot, descend, key, raw_key, value in self.children:
+            origin = descend(event.origin)
+            slot.put_child(Event(key, value, event.timestamp, event.offset, origin, raw_key, None))
+        self.children.clear()
+
+    def put_child(self, event: Event) -> None:
+        """Hand over a child of an event of the task. Only slots that look at their events have any."""
+        raise AssertionError(f"agent {self.agent.name!r} reads nothing that has a parent")
 
     async def _wait(self) -> Event:
         """Return the next event once there is one; ends the iteration when the stream is closed."""
@@ -277,6 +316,14 @@ class Slot(Stream[T]):
             raise StopAsyncIteration
         return event
 
+    async def turn(self) -> None:
+        """Return when someone wakes the agent."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
     async def _wait_until(self, deadline: float | None) -> Event | None:
         """Return the next event, or None when the loop's clock reaches `deadline` or the stream is closed."""
         loop = asyncio.get_running_loop()
@@ -284,7 +331,7 @@ class Slot(Stream[T]):
             if self.closing or (deadline is not None and loop.time() >= deadline):
                 return None
             self._waiter = loop.create_future()
-            alarm = None if deadline is None else loop.call_at(deadline, self._wake)
+            alarm = None if deadline is None else loop.call_at(deadline, self.wake)
             self._drained(self)
             try:
                 await self._waiter
@@ -298,24 +345,32 @@ class Slot(Stream[T]):
 class WatchingSlot(Slot[T]):
     """A slot that looks at each event before its agent does.
 
-    It keeps the clock, for tables whose rows expire, and completes at once what the predicates of
-    a part of a topic refuse.
+    It keeps the clock, for tables whose rows expire; completes at once what the predicates of
+    a part of a topic refuse; and lets children of events go first, other events through the gate.
     """
 
-    __slots__ = ("_dropped", "_predicates")
+    __slots__ = ("_dropped", "_gate", "_predicates", "_waiting_children")
 
-    def __init__(self, agent: Agent, drained: Callable[[Slot[Any]], None], outbox: Outbox, metrics: Metrics) -> None:
+    def __init__(
+        self, agent: Agent, drained: Callable[[Slot[Any]], None], outbox: Outbox, metrics: Metrics, gate: Gate
+    ) -> None:
         super().__init__(agent, drained, outbox, metrics)
         self._dropped = metrics.counter("dropped", reason="filtered").add
+        self._gate = gate
+        self._waiting_children: deque[Event] = deque()
         self._predicates = {source.topic.name: source.predicates for source in agent.sources}
 
     @staticmethod
     def needed(agent: Agent) -> bool:
-        """Is there anything to look at?"""
+        """Is there anything to look at, the children of events aside?"""
         return any(source.predicates for source in agent.sources) or any(table.ttl for table in agent.tables)
 
     async def __anext__(self) -> T:
         while True:
+            # First, since its own children may come to this very agent.
+            self.finish()
+            if self._waiting_children or not self._gate.passable:
+                await self._next_child()
             value = await super().__anext__()
             # The event is current while its predicates run: if one raises, it is the one that failed.
             if self._passes(self.event):
@@ -323,18 +378,50 @@ class WatchingSlot(Slot[T]):
             self._dropped()
 
     async def another(self, deadline: float) -> Event | None:
-        while (event := await super().another(deadline)) is not None:
+        while True:
+            if self._waiting_children:
+                self._inbox.appendleft(self._waiting_children.popleft())
+            event = await super().another(deadline)
+            if event is None:
+                return None
             if self._passes(event):
                 return event
             self._dropped()
             self.working_on = self._also.pop()
             event.origin.retire(event.offset)
-        return None
 
     def _passes(self, event: Event) -> bool:
         if event.timestamp > self.clock:
             self.clock = event.timestamp
-        return all(predicate(event.value) for predicate in self._predicates[event.topic])
+        return all(predicate(event.value) for predicate in self._predicates[event.origin.topic.name])
+
+    async def _next_child(self) -> None:
+        """Return when there is a child at the inbox's head, or the gate is open."""
+        while not (self._waiting_children or self._gate.passable or self.closing):
+            self._drained(self)
+            await self.turn()
+        if self._waiting_children:
+            self._inbox.appendleft(self._waiting_children.popleft())
+
+    def put_child(self, event: Event) -> None:
+        self.handed += 1
+        if self.waits:
+            self._inbox.append(event)
+        else:
+            self._waiting_children.append(event)
+        self.wake()
+
+    def drop_roots(self) -> None:
+        """Leave to the next owner what waits and has no parent."""
+        self._inbox = deque(event for event in self._inbox if isinstance(event.origin, Descent))
+
+    def close(self) -> None:
+        self._waiting_children.clear()
+        super().close()
+
+    @property
+    def pending(self) -> int:
+        return super().pending + len(self._waiting_children)
 
 
 class _Events(AsyncIterator[Event]):

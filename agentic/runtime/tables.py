@@ -9,7 +9,7 @@ Part of the hot path: a read is a look into the overlay and one into the cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentic.codecs.json import Typed
@@ -18,8 +18,8 @@ from agentic.core.partitioning import partition_of
 from agentic.errors import AgenticError, CodecError, TableUnavailable, WrongPartition
 from agentic.state.buffer import Row, TableBuffer
 from agentic.state.keys import KeyFormat, key_format, prefix_end
-from agentic.stream import Event
-from agentic.table import MISSING, Table
+from agentic.stream import Event, Origin
+from agentic.table import MISSING, Change, Table
 
 if TYPE_CHECKING:
     from agentic.runtime.slot import Slot
@@ -85,6 +85,7 @@ class TableView:
         "layout",
         "overlay",
         "table",
+        "watchers",
     )
 
     def __init__(
@@ -112,6 +113,8 @@ class TableView:
         self._load = buffer.load
         #: The last key that was found to be ours, beside the event's own.
         self._ours: bytes | None = None
+        #: The instances that read the table's changes, and what makes a change's origin of the event's.
+        self.watchers: Sequence[tuple[Slot[Any], Callable[[Origin], Origin]]] = ()
 
     # -- the hot path -------------------------------------------------------------------------
 
@@ -131,7 +134,7 @@ class TableView:
             if row is None:
                 row = self._load(raw)
         entry = row[0]
-        if entry is None or self._expired(row, event):
+        if entry is None:
             return MISSING
         return entry if self._value_of is None else self._value_of(entry)
 
@@ -145,17 +148,14 @@ class TableView:
             raise self._no_event()
         if raw != event.raw_key and raw != self._ours:
             self._check(raw, key)
-        entry = value if value.__class__ is self._scalar else self._entry(value)
-        self._write(raw, entry, event)
+        if not self.overlay:
+            self._slot.touched.append(self)
+        self.overlay[raw] = (value if value.__class__ is self._scalar else self._entry(value), event.timestamp)
 
     def _write(self, raw: bytes, entry: Any, event: Event) -> None:
-        overlay = self.overlay
-        if not overlay:
+        if not self.overlay:
             self._slot.touched.append(self)
-        overlay[raw] = (entry, event.timestamp)
-
-    def _expired(self, row: Row, event: Event) -> bool:
-        return False
+        self.overlay[raw] = (entry, event.timestamp)
 
     # -- the rest of the mapping --------------------------------------------------------------
 
@@ -204,8 +204,32 @@ class TableView:
 
     def apply(self) -> None:
         """The event is complete: its writes are the table's."""
-        self.buffer.apply(self.overlay)
-        self.overlay.clear()
+        overlay = self.overlay
+        if self.watchers:
+            self._note_changes()
+        if len(overlay) == 1:
+            raw, row = overlay.popitem()
+            self._rows[raw] = self.buffer.dirty[raw] = row
+        else:
+            self.buffer.apply(overlay)
+            overlay.clear()
+
+    def _note_changes(self) -> None:
+        """Make a child of each row that the event has written."""
+        for raw, row in self.overlay.items():
+            old = self._value(self._rows.get(raw) or self._load(raw))
+            new = self._value(row)
+            if old is None and new is None:
+                continue  # written and deleted by the same event
+            key = self._keys.decode(raw)
+            change = Change(key, old, new)
+            self._slot.children += [
+                (slot, origin, key, self._keys.to_wire(raw), change) for slot, origin in self.watchers
+            ]
+
+    def _value(self, row: Row) -> Any:
+        entry = row[0]
+        return entry if entry is None or self._value_of is None else self._value_of(entry)
 
     def forget(self) -> None:
         """The event failed: nothing is left of its writes."""
@@ -293,13 +317,24 @@ class ExpiringView(TableView):
         assert ttl is not None, "only such tables expire"
         self._ttl = ttl
 
+    def get(self, key: Any) -> Any:
+        value = super().get(key)
+        if value is not MISSING:
+            raw = self._encode_key(key)
+            row = self.overlay.get(raw) or self._rows.get(raw) or self._load(raw)
+            if row[1] + self._ttl <= self._slot.clock:
+                return MISSING
+        return value
+
+    def set(self, key: Any, value: Any) -> None:
+        super().set(key, value)
+        raw = self._encode_key(key)
+        self.overlay[raw] = (self.overlay[raw][0], self._slot.clock)
+
     def _write(self, raw: bytes, entry: Any, event: Event) -> None:
         if not self.overlay:
             self._slot.touched.append(self)
         self.overlay[raw] = (entry, self._slot.clock)
-
-    def _expired(self, row: Row, event: Event) -> bool:
-        return row[1] + self._ttl <= self._slot.clock
 
     def _decoded(self, rows: Iterator[tuple[bytes, Any, int]], event: Event) -> Iterator[tuple[Any, Any]]:
         limit = self._slot.clock - self._ttl

@@ -16,13 +16,15 @@ from agentic.brokers.base import TopicPartition
 from agentic.core.choice import Head, Wait, choose
 from agentic.errors import AgentFailed, AgenticError
 from agentic.metrics import Metrics
+from agentic.runtime.gate import Descent, Gate
 from agentic.runtime.outbox import Outbox
 from agentic.runtime.partition import SourcePartition
 from agentic.runtime.slot import ApplyFailed, Slot, WatchingSlot
 from agentic.runtime.state import TaskState
 from agentic.runtime.stores import Stores
 from agentic.settings import Settings
-from agentic.stream import Event
+from agentic.stream import Event, Origin
+from agentic.table import Table
 
 log = logging.getLogger("agentic.worker")
 
@@ -70,18 +72,25 @@ class Task:
         self._idle_since: float | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._closing = False
+        watched = any(agent.watched for agent in agents)
+        #: Holds events back while children of others are under way; None where no event can have any.
+        self.gate = Gate(self._look_again) if watched else None
         self.slots: list[Slot[Any]] = [
-            (WatchingSlot if WatchingSlot.needed(agent) else Slot)(agent, self.drained, outbox, metrics)
+            WatchingSlot(agent, self.drained, outbox, metrics, self.gate or Gate(self._look_again))
+            if watched or WatchingSlot.needed(agent)
+            else Slot(agent, self.drained, outbox, metrics)
             for agent in agents
         ]
         self._readers: dict[str, list[Slot[Any]]] = {}
         for slot in self.slots:
-            for topic in slot.agent.topics:
+            for topic in slot.agent.inputs:
                 self._readers.setdefault(topic.name, []).append(slot)
         self._counted = dict.fromkeys(self.slots, (0, 0))
         self._runs: list[asyncio.Task[None]] = []
         #: Do its agents run? One with tables begins when these are complete.
         self.started = False
+        #: Set when an agent has run out of events, or has ended.
+        self._moved = asyncio.Event()
         self._opening = asyncio.Lock()
 
     async def open(self, stores: Stores) -> None:
@@ -99,11 +108,31 @@ class Task:
             slot.clock = max(times, default=slot.clock)
             if self.state is not None:
                 slot.views = {table: self.state.view(table, slot) for table in slot.agent.tables}
+                for table, view in slot.views.items():
+                    view.watchers = self._watchers(table)
         self.started = True
         self._runs = [
             asyncio.create_task(self._run(slot), name=f"agent {slot.agent.name} of task {self.name}")
             for slot in self.slots
         ]
+        for run in self._runs:
+            run.add_done_callback(lambda _: self._moved.set())
+
+    def _watchers(self, table: Table[Any, Any]) -> list[tuple[Slot[Any], Callable[[Origin], Origin]]]:
+        """Who reads a table's changes, and what makes the origin of a change of its event's."""
+        if self.gate is None:
+            return []
+        gate, topic = self.gate, table.changes().topic
+
+        def origin(parent: Origin) -> Origin:
+            gate.born(1)
+            return Descent(topic, parent, gate)
+
+        return [(slot, origin) for slot in self.slots if table in slot.agent.watched]
+
+    def _look_again(self) -> None:
+        for slot in self.slots:
+            slot.wake()
 
     # -- events -------------------------------------------------------------------------------
 
@@ -115,7 +144,7 @@ class Task:
 
     def feed(self) -> None:
         """Hand over all events that may be chosen now."""
-        if self._closing or not self.started:
+        if self._closing or not self.started or (self.gate is not None and self.gate.closed):
             return
         if len(self.sources) == 1:
             (source,) = self.sources.values()
@@ -176,6 +205,7 @@ class Task:
 
     def drained(self, slot: Slot[Any]) -> None:
         """A slot has run out of events."""
+        self._moved.set()
         self._count(slot)
         if any(source.poison for source in self.sources.values()):
             self._meet_poison()
@@ -227,12 +257,31 @@ class Task:
                 self._metrics.counter("dropped", reason="agent_error").add(skipped)
                 log.error("%s; skipped", failure, exc_info=error)
 
+    async def quiet(self) -> None:
+        """Let no further event of a source begin; return when no child of one is under way."""
+        if self.gate is not None:
+            self.gate.close()
+            await self.gate.quiet()
+
+    def go_on(self) -> None:
+        """Events of sources may begin again."""
+        if self.gate is not None and self.gate.closed:
+            self.gate.open()
+            self.feed()
+
+    @property
+    def torn(self) -> bool:
+        """Are there children of events that are not done, while the events' own effects are out?"""
+        return self.gate is not None and self.gate.children > 0
+
     async def close(self, deadline: float) -> bool:
         """End the agents; what they work on may finish until `deadline` by the loop's clock.
 
         Returns:
             Whether all ended by themselves. Of one that did not, nothing is applied.
         """
+        if self.gate is not None and self.started:
+            await self._drain(deadline)
         self._closing = True
         if self._alarm is not None:
             self._alarm.cancel()
@@ -245,6 +294,21 @@ class Task:
         await self.cancel()
         self.count()
         return not late
+
+    async def _drain(self, deadline: float) -> None:
+        """Let events under way be finished, and their children, before the agents that read these end."""
+        assert self.gate is not None, "only where there may be children"
+        self.gate.close()
+        for slot in self.slots:
+            if isinstance(slot, WatchingSlot):
+                slot.drop_roots()
+        loop = asyncio.get_running_loop()
+        while any(slot.pending for slot in self.slots) and any(not run.done() for run in self._runs):
+            self._moved.clear()
+            try:
+                await asyncio.wait_for(self._moved.wait(), deadline - loop.time())
+            except TimeoutError:
+                return
 
     async def cancel(self) -> None:
         """End the agents at once; what they work on is left to the next owner."""
@@ -262,6 +326,8 @@ class Task:
             log.warning("does not end although it was cancelled: %s", ", ".join(stuck))
         for slot in self.slots:
             slot.abandon()
+        if self.gate is not None:
+            self.gate.over()
 
     async def release(self) -> None:
         """Let go of the task's state; its agents have ended, and what is committed is written."""

@@ -149,6 +149,12 @@ class Worker(Part):
         assert self._checkpointer is not None and self.assignment is not None, "an app with agents has both"
         return await self._checkpointer.checkpoint(self.assignment)
 
+    @property
+    def torn(self) -> bool:
+        """Would a checkpoint have to wait for changes of tables that agents have not finished?"""
+        exactly_once = self.app.settings.delivery == "exactly_once"
+        return exactly_once and self.assignment is not None and self.assignment.torn
+
     async def checkpoint(self) -> None:
         """Commit all that is finished now; after an undone transaction, read its events again."""
         if self.assignment is not None and not await self._checkpoint_only():

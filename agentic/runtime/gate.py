@@ -1,0 +1,95 @@
+"""What keeps an event and its children together.
+
+A change of a table that an agent reads (`Table.changes`) is a *child* of the event that made it:
+it lives in its task, on no broker, and the event's offset is finished when its last child is.
+The event's own effects have gone out by then. Under exactly-once a commit between the two
+would have the effects and not the offset, so before a checkpoint the gate closes: no further
+event of a source begins, the children that are there are worked off, and then it opens again.
+
+Children go before other events, so there are never many: that is also why they need no buffer
+of a fixed size. An agent whose events have many children waits while there are `MOST`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+#: Children of one task at which no further event of a source begins.
+MOST = 256
+
+
+class Gate:
+    """The gate of one task.
+
+    Args:
+        wake: called when those who wait before the gate should look again.
+
+    Attributes:
+        closed: no event of a source may begin.
+        children: how many are under way.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.closed = False
+        self.children = 0
+        self._wake = wake
+        self._none_left = asyncio.Event()
+        self._none_left.set()
+
+    @property
+    def passable(self) -> bool:
+        """May an event of a source begin?"""
+        return not self.closed and self.children < MOST
+
+    def born(self, n: int) -> None:
+        """`n` children more are under way."""
+        self.children += n
+        self._none_left.clear()
+
+    def done(self) -> None:
+        """One less is."""
+        self.children -= 1
+        if self.children == MOST - 1:
+            self._wake()
+        if not self.children:
+            self._none_left.set()
+
+    def over(self) -> None:
+        """The task has ended: nobody finishes what is under way."""
+        self._none_left.set()
+
+    async def quiet(self) -> None:
+        """Return when no child is under way, or nobody is there to finish one."""
+        await self._none_left.wait()
+
+    def close(self) -> None:
+        self.closed = True
+
+    def open(self) -> None:
+        self.closed = False
+        self._wake()
+
+
+class Descent:
+    """Where a child comes from: see `agentic.stream.Origin`. It retires with its parent's offset."""
+
+    __slots__ = ("_ancestor", "_gate", "partition", "topic")
+
+    def __init__(self, topic: Any, parent: Any, gate: Gate) -> None:
+        self.topic = topic
+        self.partition = parent.partition
+        #: The source's partition, however many generations lie between.
+        self._ancestor = parent._ancestor if isinstance(parent, Descent) else parent
+        self._gate = gate
+
+    def retire(self, offset: int) -> bool:
+        """An agent is done with the child."""
+        self._gate.done()
+        last: bool = self._ancestor.retire(offset)
+        return last
+
+    def adopt(self, offset: int, children: int) -> None:
+        """The child has children itself."""
+        self._ancestor.adopt(offset, children)
