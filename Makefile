@@ -12,7 +12,7 @@ STAMP := $(VENV)/made
 # Tests wait for other processes more than they compute: two at a time pay even on one core.
 PYTEST_FLAGS ?= -n 2
 
-.PHONY: help demo test soak lint format docs wheel clean
+.PHONY: help demo test lint format docs wheel clean
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -32,10 +32,7 @@ demo: $(STAMP) ## Run the flights example in ./demo, on an embedded log.
 	@AGENTIC="$(BIN)/agentic" sh demo/demo.sh
 
 test: $(STAMP) ## Run all tests.
-	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not soak"
-
-soak: $(STAMP) ## Run the tests with which rare faults are sought.
-	$(BIN)/python -m pytest -m soak
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 lint: $(STAMP) ## Check style, types and the import contract.
 	$(BIN)/ruff check .
