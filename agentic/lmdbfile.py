@@ -93,16 +93,21 @@ class LmdbFile:
                 f"{self.path}: a write was larger than the map has room for; nothing was written: {self.shrink}"
             ) from error
         except OSError as error:
+            if error.errno in _FULL:
+                raise self._full() from error
             raise BrokerError(
                 f"{self.path}: can't {what} ({error.strerror}); check its owner, mode and disk"
             ) from error
         except lmdb.Error as error:
             if isinstance(error, lmdb.DiskError) or _says(error, _FULL) or (_says(error, _SHORT) and self._is_full()):
-                raise StorageFull(
-                    f"{self.path}: no space left on the device; nothing was half-written: free some, or raise the"
-                    " limit of a file's size"
-                ) from error
+                raise self._full() from error
             raise BrokerError(f"{self.path}: can't {what} ({error}); check its owner, mode and disk") from error
+
+    def _full(self) -> StorageFull:
+        return StorageFull(
+            f"{self.path}: no space left on the device; nothing was half-written: free some, or raise the"
+            " limit of a file's size"
+        )
 
     def _is_full(self) -> bool:
         """Was it for want of space that a write was cut short? LMDB calls that an I/O error."""

@@ -151,7 +151,8 @@ def _app_directory(state_dir: str | os.PathLike[str], app: str) -> Path:
 
 
 def _task_directory(state_dir: str | os.PathLike[str], app: str, task: str) -> Path:
-    return _app_directory(state_dir, app) / quote(task, safe=" ,;=+@")
+    # Without dots: two of them are a directory already.
+    return _app_directory(state_dir, app) / quote(task, safe=" ,;=+@").replace(".", "%2E")
 
 
 def _numbers(directory: Path) -> list[int]:

@@ -20,7 +20,7 @@ DATABASES = 2
 
 _FORMAT_KEY = b"format"
 _IDENTITY_KEY = b"identity"
-_ODD_KEY = b"odd"
+_LONG_KEY = b"long"
 _TYPE = b"type:"
 
 _u32 = struct.Struct(">I")
@@ -39,12 +39,12 @@ class Described:
     Attributes:
         identity: whose it is.
         tables: types by table, of those that are declared; of all where nothing is declared.
-        odd: tables with keys that don't stand as they are.
+        long: tables that have, or had, a long key.
     """
 
     identity: dict[str, str]
     tables: dict[str, str]
-    odd: set[str]
+    long: set[str]
 
 
 def database(table: str) -> bytes:
@@ -97,13 +97,13 @@ def settle(env: Any, path: Path, identity: Mapping[str, str], tables: Mapping[st
         for table, types in tables.items():
             env.open_db(database(table), txn=txn)
             txn.put(_TYPE + table.encode(), types.encode(), db=db)
-        return Described(found.identity, dict(tables), found.odd)
+        return Described(found.identity, dict(tables), found.long)
 
 
-def note_odd(txn: Any, db: Any, odd: set[str]) -> None:
-    """Note which tables have keys that don't stand as they are, with the rows that made it so."""
-    if odd:
-        txn.put(_ODD_KEY, msgspec.json.encode(sorted(odd)), db=db)
+def note_long(txn: Any, db: Any, long: set[str]) -> None:
+    """Note which tables have long keys, with the rows that made it so."""
+    if long:
+        txn.put(_LONG_KEY, msgspec.json.encode(sorted(long)), db=db)
 
 
 def _migrate(env: Any, txn: Any, db: Any, path: Path) -> None:
@@ -133,9 +133,9 @@ def _version(txn: Any, db: Any, path: Path) -> int:
 
 def _described(txn: Any, db: Any) -> Described:
     types = {key.removeprefix(_TYPE).decode(): value.decode() for key, value in txn.cursor(db) if key.startswith(_TYPE)}
-    odd = txn.get(_ODD_KEY, db=db)
+    long = txn.get(_LONG_KEY, db=db)
     return Described(
-        _identity.decode(txn.get(_IDENTITY_KEY, db=db)), types, set() if odd is None else _names.decode(odd)
+        _identity.decode(txn.get(_IDENTITY_KEY, db=db)), types, set() if long is None else _names.decode(long)
     )
 
 

@@ -26,14 +26,10 @@ DIGEST = 16
 LONG = SHORT + DIGEST
 #: Whatever sorts up to this, and is no longer than `SHORT`, is zeros alone.
 ZEROS = bytes(SHORT)
-_ESCAPED_ZEROS = bytes(SHORT + 1)
+#: The same of what stands for them in LMDB.
+ESCAPED_ZEROS = bytes(SHORT + 1)
 
 _length = struct.Struct(">I")
-
-
-def is_plain(key: bytes) -> bool:
-    """Does a key stand as it is?"""
-    return len(key) <= SHORT and key > ZEROS
 
 
 def physical(key: bytes) -> bytes:
@@ -52,7 +48,7 @@ def key_of(stored: bytes, packed: bytes) -> bytes:
     """Return the key of a stored row."""
     if len(stored) == LONG:
         return packed[_length.size : _length.size + _length.unpack_from(packed)[0]]
-    return stored if stored > _ESCAPED_ZEROS else stored[:-1]
+    return stored if stored > ESCAPED_ZEROS else stored[:-1]
 
 
 def value_of(stored: bytes, packed: bytes) -> bytes:

@@ -29,15 +29,15 @@ from agentic.errors import BrokerError, StorageCorrupt, StorageFull
 from agentic.lmdbfile import DATA_FILE, LmdbFile
 from agentic.state.base import Rows
 from agentic.state.lmdb import boot, meta
-from agentic.state.lmdb.physical import DIGEST, LONG, SHORT, ZEROS, is_plain, key_of, pack, physical, value_of
+from agentic.state.lmdb.physical import DIGEST, ESCAPED_ZEROS, LONG, SHORT, ZEROS, key_of, pack, physical, value_of
 from agentic.state.lmdb.resident import file_pages, give_back
 
 #: How many bytes of files may be resident in the process before a store gives back its own.
 RESIDENT_LIMIT = 192 << 20
 #: How many reads between two looks at that: the kernel maps up to 64 KiB around each page read.
-READS_PER_LOOK = 1_024
-#: How many rows are put between two looks: each copies a page or more that it first reads.
-ROWS_PER_LOOK = 2_048
+READS_PER_LOOK = 256
+#: How many rows are put between two looks: each reads a page, and copies it.
+ROWS_PER_LOOK = 256
 #: Rows of a scan that are read at once, at first and at most; a short scan reads few in vain.
 FIRST_CHUNK = 16
 LARGEST_CHUNK = 1_024
@@ -90,8 +90,8 @@ class LmdbStore:
         self._env: Any = None
         self._dbs: dict[str | None, Any] = {}
         self._meta_db: Any = None
-        # Tables in which a key stands that is not plain: a scan has to look at each row.
-        self._odd: set[str] = set()
+        # Tables that have, or had, a long key: a scan has to look at each row.
+        self._long: set[str] = set()
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         self._txn: Any = None
@@ -168,7 +168,7 @@ class LmdbStore:
                 self._env = self._environment(self._map_size)
             else:
                 described = meta.settle(self._env, self._file.path, identity, tables)
-            self.identity, self.tables, self._odd = described.identity, described.tables, described.odd
+            self.identity, self.tables, self._long = described.identity, described.tables, described.long
             self._open_dbs()
         except BaseException:
             self._env.close()
@@ -226,20 +226,22 @@ class LmdbStore:
         with self._lock:
             snapshot = self._hold()
         try:
-            if table in self._odd or len(start) > SHORT or (stop is not None and len(stop) > SHORT):
-                yield from self._odd_rows(snapshot, table, start, stop, reverse)
+            if table in self._long or len(start) > SHORT or (stop is not None and len(stop) > SHORT):
+                yield from self._long_rows(snapshot, table, start, stop, reverse)
             else:
                 low, high = physical(start), None if stop is None else physical(stop)
                 for rows in self._chunks(snapshot, table, low, high, reverse):
+                    if rows and (rows[-1] if reverse else rows[0])[0] <= ESCAPED_ZEROS:
+                        rows = [(key_of(stored, value), value) for stored, value in rows]
                     yield from rows
         finally:
             with self._lock:
                 self._let_go(snapshot)
 
-    def _odd_rows(
+    def _long_rows(
         self, snapshot: _Snapshot, table: str, start: bytes, stop: bytes | None, reverse: bool
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Rows of which some have keys that are not plain, those with long keys put in order."""
+        """Rows of which some have long keys, or bounds that are long keys: each is looked at."""
         low = physical(start) if len(start) <= SHORT else start[:SHORT]
         # Of a long one: above all digests of keys that begin as it does.
         high = stop if stop is None else physical(stop) if len(stop) <= SHORT else stop[:SHORT] + _LAST_DIGEST
@@ -354,7 +356,7 @@ class LmdbStore:
                     txn.delete(name.encode(), db=marks_db)
                 else:
                     txn.put(name.encode(), mark, db=marks_db)
-            meta.note_odd(txn, self._meta_db, self._odd)
+            meta.note_long(txn, self._meta_db, self._long)
 
         self._change(change)
 
@@ -363,15 +365,17 @@ class LmdbStore:
         puts: list[tuple[bytes, bytes]] = []
         deletes: list[bytes] = []
         for key, value in changes:
-            plain = is_plain(key)
+            if len(key) > SHORT or key <= ZEROS:
+                if len(key) > SHORT:
+                    # Before the row is there: to look in vain costs speed alone.
+                    self._long.add(table)
+                if value is not None:
+                    value = pack(key, value)
+                key = physical(key)
             if value is None:
-                deletes.append(key if plain else physical(key))
-            elif plain:
-                puts.append((key, value))
+                deletes.append(key)
             else:
-                # Before the row is there: to take a table for odd that is not costs speed alone.
-                self._odd.add(table)
-                puts.append((physical(key), pack(key, value)))
+                puts.append((key, value))
         return puts, deletes
 
     def clear(self, table: str) -> None:
