@@ -45,8 +45,9 @@ class Memory:
     """What an app remembers, as far as it is there.
 
     Attributes:
-        group: with committed offsets, None where there is none.
-        changelogs, internal: topics with the records that each has.
+        group: with what it has committed, None where there is none.
+        offsets: in how many partitions it has committed.
+        changelogs, internal: topics with the number of offsets that each has.
         local: the directory with this machine's copies of the tables, None where there is none.
     """
 
@@ -63,9 +64,9 @@ class Memory:
         """Say what there is, a line each."""
         lines = []
         if self.group:
-            lines.append(f"group {self.group}: committed offsets of {self.offsets} partitions")
-        lines += [f"changelog {name}: {offsets:,} offsets" for name, offsets in self.changelogs.items()]
-        lines += [f"internal topic {name}: {offsets:,} offsets" for name, offsets in self.internal.items()]
+            lines.append(f"group {self.group}: committed in {_many(self.offsets, 'partition')}")
+        lines += [f"changelog {name}: {_many(offsets, 'offset')}" for name, offsets in self.changelogs.items()]
+        lines += [f"internal topic {name}: {_many(offsets, 'offset')}" for name, offsets in self.internal.items()]
         if self.local:
             lines.append(f"local state {self.local}: {_size(self.local):,} bytes")
         return lines
@@ -127,6 +128,10 @@ async def check_stopped(app: App, broker: Broker, what: str) -> None:
             raise ConfigurationError(
                 f"{copy.directory}: a process that has left the group still has it open; stop it before the {what}"
             )
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 async def _offsets(broker: Broker, topic: str) -> int:

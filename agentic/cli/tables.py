@@ -46,10 +46,11 @@ def tables(ctx: click.Context) -> None:
 
 @tables.command("list")
 def list_tables() -> None:
-    """List the tables, a line for each copy of a task's rows on this machine.
+    """List the tables.
 
-    Behind is how many offsets the changelog is ahead of the copy. Bytes are those of the pages
-    that the rows take on the disk. In use means that a worker has the copy.
+    A line for each copy of a task's rows that this machine has. Behind is how many offsets the
+    changelog is ahead of the copy. Bytes are those of the pages that the rows take on the disk. In
+    use means that a worker has the copy.
     """
     _list()
 
@@ -126,7 +127,10 @@ def get(name: str, key: str) -> None:
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most N rows.")
 @click.option("--jsonl", is_flag=True, help="Lines of JSON, as 'tables load' reads them.")
 def ls(name: str, prefix: str | None, limit: int | None, jsonl: bool) -> None:
-    """Show rows in the order of their keys: a line has the time of the last update, the key and the value."""
+    """Show rows in the order of their keys.
+
+    A line has the time of the last update, the key and the value.
+    """
     from agentic.cli.contents import table_of
     from agentic.state.keys import prefix_end
 
@@ -141,7 +145,10 @@ def ls(name: str, prefix: str | None, limit: int | None, jsonl: bool) -> None:
 @tables.command()
 @_NAME
 def dump(name: str) -> None:
-    """Write all rows as lines of JSON: {"key": …, "value": …, "timestamp": …}."""
+    """Write all rows as lines of JSON.
+
+    They are {"key": …, "value": …, "timestamp": …}, as 'tables load' reads them.
+    """
     from agentic.cli.contents import table_of
 
     table = table_of(current().app(), name)
@@ -152,11 +159,12 @@ def dump(name: str) -> None:
 @_NAME
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True), metavar="FILE|-")
 def load(name: str, file: str) -> None:
-    """Put rows into a table: lines of JSON as 'tables dump' writes them; gzip is understood.
+    """Put rows into a table.
 
-    They go to the table's changelog, from which every worker restores them when it starts; so
-    none may be running. A row of a key that is there is replaced, one whose value is null deleted,
-    and all others stay. Without a timestamp a row has the time of the loading.
+    They are lines of JSON as 'tables dump' writes them; gzip is understood. They go to the table's
+    changelog, from which every worker restores them when it starts; so none may be running. A row
+    of a key that is there is replaced, one whose value is null deleted, and all others stay.
+    Without a timestamp a row has the time of the loading.
     """
     from agentic.cli.contents import table_of
     from agentic.cli.loading import load as send_lines
