@@ -81,7 +81,7 @@ class Descent:
         self.topic = topic
         self.partition = parent.partition
         #: The source's partition, however many generations lie between.
-        self._ancestor = parent._ancestor if isinstance(parent, Descent) else parent
+        self._ancestor: Any = parent._ancestor if isinstance(parent, Descent) else parent
         self._gate = gate
 
     def retire(self, offset: int) -> bool:

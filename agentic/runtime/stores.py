@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar, TypeVarTuple
 
+from agentic.errors import StorageCorrupt
 from agentic.settings import Settings
 from agentic.state.base import Store
 from agentic.state.memory import MemoryStore
+
+log = logging.getLogger("agentic.worker")
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -43,9 +47,20 @@ class LocalStores:
         return await self.run(self._open, task, tables)
 
     def _open(self, task: str, tables: Mapping[str, str]) -> Store:
+        # Not before it is needed: an app without tables has no use for it.
         from agentic.state import lmdb
 
-        return lmdb.claim(self._settings.state_dir, self._settings.name, task, tables)
+        settings = self._settings
+        try:
+            return lmdb.claim(settings.state_dir, settings.name, task, tables)
+        except StorageCorrupt as error:
+            if not settings.repair:
+                raise
+            log.warning("%s", error)
+            for copy in lmdb.copies(settings.state_dir, settings.name):
+                if copy.task == task and not lmdb.in_use(copy):
+                    log.warning("moved aside, to be restored from the changelog: %s", lmdb.move_aside(copy))
+            return lmdb.claim(settings.state_dir, settings.name, task, tables)
 
     async def run(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         running = asyncio.ensure_future(asyncio.to_thread(work, *arguments))

@@ -83,7 +83,7 @@ def test_exactly_once_a_crash_between_an_event_and_its_change_doubles_neither() 
 
 
 def test_a_change_that_fails_stops_the_worker_and_its_event_is_done_again() -> None:
-    app, numbers, seen, log, totals = watching(delivery="exactly_once")
+    app, numbers, seen, log, _ = watching(delivery="exactly_once")
     with TestDriver(app) as driver:
         driver.send(numbers, 1, key="a")
         with pytest.raises(AgentFailed, match=r"agent 'report' failed on totals\.changes-0 offset 1 key 'a'"):
