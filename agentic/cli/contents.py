@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from heapq import merge
@@ -200,10 +200,11 @@ class Reading:
                 self._say(f"{self._table.name} has no changelog, and this machine no copy of {_numbered(missing)}")
             self._say_local([n for n in partitions if n in local])
             return self._merged({n: rows for n, (_, rows) in local.items()}, {})
+        reaches = await self._reaches(topic, local)
         usable = {
             n: (at, rows)
             for n, (at, rows) in local.items()
-            if at is not None and bounds[n].start <= at and bounds[n].end - at <= LONGEST_TAIL
+            if at is not None and bounds[n].start <= at <= reaches[n] and bounds[n].end - at <= LONGEST_TAIL
         }
         whole = [n for n in partitions if n not in usable and bounds[n].start < bounds[n].end]
         self._say_local(sorted(usable))
@@ -241,6 +242,16 @@ class Reading:
         # From its first row on an iterator sees what there was then, whatever the worker writes.
         first = next(rows, None)
         return at, iter(()) if first is None else chain([first], rows)
+
+    async def _reaches(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
+        """Return how far a changelog's partitions go at all: a copy that claims more is of one that is gone.
+
+        A copy may be ahead of what readers see by now, for the moment that a commit takes to get about.
+        """
+        if topic not in self._known:
+            return dict.fromkeys(partitions, 0)
+        ends = await self._broker.end_offsets([TopicPartition(topic, n) for n in partitions], with_open=True)
+        return {tp.partition: end for tp, end in ends.items()}
 
     def _scratch(self, whole: Sequence[int]) -> LmdbStore | None:
         """Make a store for what is read from the changelog: it need not fit into memory."""
