@@ -32,7 +32,7 @@ Fail = Callable[[BaseException], None]
 FULL_FOR = 0.1
 #: Seconds that an idle pump waits at most before it looks round: for paused partitions to resume.
 LOOK_ROUND = 0.1
-#: Seconds that the last commit has at least, however short the stop's time-out.
+#: Seconds that the last commit, and the end of the lifespan, have at least, however short the stop's time-out.
 LAST_COMMIT = 5.0
 #: An idle pump wakes by itself when records come; this only bounds one wait.
 IDLE = 60.0
@@ -127,8 +127,18 @@ class LifespanService(Part):
     async def end(self) -> None:
         if self._context is None:
             return
+        leaving = asyncio.create_task(self._leave(self._context), name="lifespan")
+        timeout = max(LAST_COMMIT, self._app.settings.stop_timeout.total_seconds())
+        await asyncio.wait([leaving], timeout=timeout)
+        if not leaving.done():
+            leaving.cancel()
+            raise TaskFailed(f"the app's lifespan did not end within {timeout:g} s; what stands after its yield hangs")
+        await leaving
+
+    async def _leave(self, context: AbstractAsyncContextManager[None]) -> None:
+        current_outlet.set(self._outlet)
         try:
-            await self._context.__aexit__(None, None, None)
+            await context.__aexit__(None, None, None)
         except (Exception, SystemExit) as error:
             raise TaskFailed(f"the app's lifespan failed on exit: {words(error)}") from error
 

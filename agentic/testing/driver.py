@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -16,16 +18,20 @@ from agentic.brokers.memory import MemoryBroker
 from agentic.core.times import seconds, timestamp_ms
 from agentic.errors import AgenticError, ConfigurationError
 from agentic.metrics import Counter
+from agentic.runtime.assignment import Assignment
 from agentic.runtime.stores import MemoryStores
 from agentic.runtime.worker import Worker
 from agentic.stream import HeadersLike, current_outlet
 from agentic.table import Table
-from agentic.testing.loop import VirtualLoop
+from agentic.testing.loop import Stuck, VirtualLoop
 from agentic.topic import Topic
 
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
+
+#: Virtual seconds beyond the app's ``stop_timeout`` that its stop may take: each part has some of its own.
+STOP_GRACE = 120.0
 
 _names = itertools.count()
 
@@ -50,17 +56,25 @@ class TestDriver:
     Args:
         app: the settings ``broker`` and ``state_dir`` are not looked at, the others hold.
         now: where the wall clock starts: milliseconds since the epoch, or an aware datetime.
+        patience: real time (a timedelta, or seconds) that one call waits for what virtual clocks
+            do not move: a thread, a socket.
 
     Raises:
-        AgenticError: on entry and in each call: what would have stopped the worker.
+        AgenticError: on entry, in each call, and on exit: what would have stopped the worker. After
+            a failure each call that would run the app raises it again; `crash` starts anew.
+        RuntimeError: it is used outside of its ``with``, or from async code; or the app does not
+            come to rest, since it waits for real I/O or goes on without end.
     """
 
     __test__ = False  # it is no test, whatever its name says to pytest
 
-    def __init__(self, app: App, *, now: int | datetime = 0) -> None:
+    def __init__(self, app: App, *, now: int | datetime = 0, patience: timedelta | float = 10.0) -> None:
         self.app = app
         self._start = timestamp_ms(now)
-        self._loop = VirtualLoop()
+        self._patience = seconds(patience)
+        self._virtual: VirtualLoop | None = None
+        self._ended = False
+        self._failure: BaseException | None = None
         self._name = f"memory://test-driver-{next(_names)}"
         self._worker: Worker | None = None
         self._broker: MemoryBroker | None = None
@@ -71,24 +85,65 @@ class TestDriver:
     # -- life ---------------------------------------------------------------------------------
 
     def __enter__(self) -> TestDriver:
+        _refuse_async()
+        if self._ended or self._virtual is not None:
+            raise RuntimeError("a TestDriver serves once; make another: with TestDriver(app) as driver")
+        self._virtual = VirtualLoop(self._patience)
         self._complete(self._keeper.open(1))
         self._dropped = self._drops()
         try:
-            self._begin()
+            with self._running():
+                self._begin()
         except BaseException:
-            self._loop.close()
+            # What the lifespan has opened is closed by it alone.
+            with suppress(Stuck):
+                self._stop()
+            self._close()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        told = self._failure
         try:
-            self._stop()
+            failure = self._stop()
+        except Stuck as stuck:
+            failure = stuck
         finally:
-            self._complete(self._keeper.close())
+            self._close()
+        # What the test has met already it may have asked for; what its own body raised comes first.
+        if failure is not None and failure is not told and kind is None:
+            raise failure
+
+    def _close(self) -> None:
+        self._ended = True
+        try:
             self._end_stragglers()
+            self._complete(self._keeper.close())
+        finally:
             self._loop.close()
+
+    @property
+    def _loop(self) -> VirtualLoop:
+        if self._virtual is None or self._virtual.is_closed():
+            when = "has ended: what it shows is to be asked for within its with" if self._ended else "has not begun"
+            raise RuntimeError(f"this TestDriver {when}; write: with TestDriver(app) as driver")
+        _refuse_async()
+        return self._virtual
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Around each call that runs the app: the first failure is raised now, and by all calls after it."""
+        loop = self._loop
+        if self._failure is not None:
+            raise self._failure
+        try:
+            yield
+        except Stuck as error:
+            self._failure = error
+            loop.hurry()
+            raise
 
     def _begin(self) -> None:
         self._broker = MemoryBroker(self._name, {})
@@ -99,14 +154,20 @@ class TestDriver:
     async def _make_worker(self, broker: MemoryBroker) -> Worker:
         return Worker(self.app, broker=broker, now=self._now, transactional_id="driver", stores=MemoryStores())
 
-    def _stop(self) -> None:
+    def _stop(self) -> BaseException | None:
+        """Stop the worker; return why it failed, the stop included."""
         worker, self._worker = self._worker, None
-        if worker is not None:
-            task = self._loop.create_task(worker.stop())
-            # An agent that sleeps holds the stop up for as long as the app allows: let that time pass.
-            while not task.done():
-                self._loop.advance(1.0)
-            task.result()
+        if worker is None:
+            return None
+        task = self._loop.create_task(worker.stop())
+        # An agent that sleeps holds the stop up for as long as the app allows: let that time pass.
+        end = self._loop.time() + self.app.settings.stop_timeout.total_seconds() + STOP_GRACE
+        while not task.done():
+            if self._loop.time() > end:
+                raise Stuck("the app does not stop, however long it is given; what it waits for never comes")
+            self._loop.advance(1.0)
+        task.result()
+        return worker.failure
 
     def _end_stragglers(self) -> None:
         for task in asyncio.all_tasks(self._loop):
@@ -138,10 +199,11 @@ class TestDriver:
             CodecError: key or value do not fit the topic.
             AgenticError: what stopped the worker.
         """
-        when = self._now() if timestamp is None else timestamp
-        record = topic.outgoing(topic.encode_key(key), value, headers, when, partition)
-        self._complete(self._append(record))
-        self._settle()
+        with self._running():
+            when = self._now() if timestamp is None else timestamp
+            record = topic.outgoing(topic.encode_key(key), value, headers, when, partition)
+            self._complete(self._append(record))
+            self._settle()
 
     def send_raw(
         self,
@@ -153,9 +215,10 @@ class TestDriver:
         partition: int = -1,
     ) -> None:
         """Send bytes as they are, past the topic's codecs: to see what the app does with bad ones."""
-        when = self._now() if timestamp is None else timestamp_ms(timestamp)
-        self._complete(self._append((topic.name, key, value, when, None, partition)))
-        self._settle()
+        with self._running():
+            when = self._now() if timestamp is None else timestamp_ms(timestamp)
+            self._complete(self._append((topic.name, key, value, when, None, partition)))
+            self._settle()
 
     async def _append(self, record: tuple[Any, ...]) -> None:
         producer = self._keeper.producer()
@@ -165,32 +228,44 @@ class TestDriver:
 
     def advance(self, duration: timedelta | float) -> None:
         """Move the wall clock on (a timedelta, or seconds), firing on the way what is due, and run."""
-        self._loop.advance(seconds(duration))
-        self._settle()
+        with self._running():
+            self._loop.advance(seconds(duration))
+            self._settle()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine of the test's own beside the app, such as ``driver.run(topic.send(…))``."""
+        if not isinstance(coroutine, Coroutine):
+            raise TypeError(f"driver.run({coroutine!r}): give a coroutine, such as topic.send(…)")
 
         async def outside() -> T:
             if self.app.home.outlet is not None:
                 current_outlet.set(self.app.home.outlet)
             return await coroutine
 
-        result = self._complete(outside())
-        self._settle()
-        return result
+        outside.__qualname__ = getattr(coroutine, "__qualname__", repr(coroutine))
+        try:
+            with self._running():
+                result = self._complete(outside())
+                self._settle()
+                return result
+        finally:
+            if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+                coroutine.close()
 
     def crash(self) -> None:
         """Lose all that was not committed, as a killed process does, and start again."""
-        assert self._broker is not None, "the driver is not entered"
-        self._worker = None
-        self._broker.crash()
-        self._end_stragglers()
-        self._begin()
+        self._failure = None
+        with self._running():
+            assert self._broker is not None, "there is one since the driver was entered"
+            self._worker = None
+            self._broker.crash()
+            self._end_stragglers()
+            self._begin()
 
     def _settle(self) -> None:
         self._loop.settle()
-        while self._worker is not None and self._worker.failure is None:
+        # While an agent awaits something with a change of a table in hand, a commit would have to wait for it.
+        while self._worker is not None and self._worker.failure is None and not self._worker.torn:
             before = self._handed_out()
             self._run_or_raise(self._worker.checkpoint())
             self._loop.settle()
@@ -205,22 +280,30 @@ class TestDriver:
     def _run_or_raise(self, coroutine: Coroutine[Any, Any, None]) -> None:
         try:
             self._complete(coroutine)
-        except AgenticError:
-            self._worker = None
+        except AgenticError as error:
+            self._failure = error
+            self._stop()
             raise
 
     def _raise_failure(self) -> None:
         worker = self._worker
         if worker is not None and worker.failure is not None:
-            failure = worker.failure
+            self._failure = worker.failure
             self._stop()
-            raise failure
+            raise self._failure
 
     def _complete(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return self._loop.complete(coroutine)
+        try:
+            loop = self._loop
+        except RuntimeError:
+            coroutine.close()
+            raise
+        return loop.complete(coroutine)
 
     def _now(self) -> int:
-        return self._start + round(self._loop.time() * 1000)
+        # Asked from within the loop too.
+        assert self._virtual is not None, "the worker runs on it"
+        return self._start + round(self._virtual.time() * 1000)
 
     # -- what came out ------------------------------------------------------------------------
 
@@ -258,8 +341,7 @@ class TestDriver:
 
     def stream_time(self, topic: Topic[Any, Any], partition: int = 0) -> int | None:
         """Return the greatest timestamp processed of a topic's partition, in ms; None before the first event."""
-        assert self._worker is not None and self._worker.assignment is not None, "no agent runs"
-        source = self._worker.assignment.sources.get(TopicPartition(topic.name, partition))
+        source = self._assignment().sources.get(TopicPartition(topic.name, partition))
         return None if source is None else source.ledger.stream_time
 
     def table(self, table: Table[K, V]) -> Mapping[K, V]:
@@ -270,14 +352,19 @@ class TestDriver:
         """
         rows: list[tuple[bytes, K, V]] = []
         found = False
-        assert self._worker is not None and self._worker.assignment is not None, "no agent runs"
-        for state in self._worker.assignment.states():
+        for state in self._assignment().states():
             if table in state.buffers:
                 found = True
                 rows += state.rows(table)
         if not found:
             raise ConfigurationError(f"table {table.name!r}: no agent of app {self.app.name!r} uses it")
         return {key: value for _, key, value in sorted(rows, key=lambda row: row[0])}
+
+    def _assignment(self) -> Assignment:
+        with self._running():
+            if self._worker is None or self._worker.assignment is None:
+                raise RuntimeError(f"app {self.app.name!r} has no agents: nothing is read, and no table used")
+            return self._worker.assignment
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -294,6 +381,18 @@ class TestDriver:
             for metric in self.app.metrics
             if isinstance(metric, Counter) and metric.name == "dropped"
         }
+
+
+def _refuse_async() -> None:
+    """Two loops can't run in one thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError(
+        "a TestDriver has a loop of its own, and can't be used where one runs already: call it from a plain function "
+        "(def test_…, not async def), and await things by driver.run(coroutine)"
+    )
 
 
 def _decoded(decode: Callable[[bytes], Any], data: bytes | None) -> Any:

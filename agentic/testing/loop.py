@@ -2,13 +2,16 @@
 
 It tells when nothing more can happen by itself: no callback is ready, no thread of its
 executor is at work, no socket is waited for. What is left then are timers, and those wait
-for `VirtualLoop.advance`.
+for `VirtualLoop.advance`. What is outside of it works in real time, which is bounded.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import selectors
+import socket
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -16,6 +19,12 @@ T = TypeVar("T")
 
 #: Real seconds between two looks while something outside of the loop is at work.
 OUTSIDE = 0.05
+#: Turns of the loop, without any wait, after which it is taken to go on for ever: some seconds of nothing else.
+TURNS = 500_000
+
+
+class Stuck(RuntimeError):
+    """The app can't come to rest; what keeps it from that is named."""
 
 
 class _Selector(selectors.DefaultSelector):
@@ -26,25 +35,37 @@ class _Selector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready: list[tuple[selectors.SelectorKey, int]] = super().select(0)
         if ready or (timeout is not None and timeout <= 0):
+            self.loop.turned()
             return ready
         if self.loop.outside:
-            return list(super().select(OUTSIDE))
+            began = time.monotonic()
+            ready = list(super().select(OUTSIDE))
+            self.loop.waited(time.monotonic() - began)
+            return ready
         self.loop.settled(timeout)
         return []
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """A loop on virtual time, driven by `settle` and `advance`."""
+    """A loop on virtual time, driven by `settle` and `advance`.
 
-    def __init__(self) -> None:
+    Args:
+        patience: real seconds that one `advance` waits, in all, for what is outside of the loop.
+    """
+
+    def __init__(self, patience: float) -> None:
         self._now = 0.0
         self._left = 0.0
-        self._jobs = 0
+        self._patience = patience
+        self._outside_for = 0.0
+        self._turns = 0
+        #: What threads of the executor do.
+        self._jobs: dict[asyncio.Future[Any], Callable[..., Any]] = {}
         selector = _Selector()
         selector.loop = self
         super().__init__(selector)
         #: The loop's own descriptors, by which threads wake it.
-        self._own = len(selector.get_map())
+        self._own = set(selector.get_map())
 
     def time(self) -> float:
         return self._now
@@ -52,21 +73,48 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     @property
     def outside(self) -> bool:
         """Is a thread of the executor at work, or a socket waited for?"""
-        return self._jobs > 0 or len(self._selector.get_map()) > self._own  # type: ignore[attr-defined]
+        return bool(self._jobs or self._open())
+
+    def _open(self) -> list[selectors.SelectorKey]:
+        keys: list[selectors.SelectorKey] = list(self._selector.get_map().values())  # type: ignore[attr-defined]
+        return [key for key in keys if key.fd not in self._own]
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
         future = super().run_in_executor(executor, func, *args)
-        self._jobs += 1
-        future.add_done_callback(self._job_done)
+        self._jobs[future] = func
+        future.add_done_callback(self._jobs.pop)
         return future
 
-    def _job_done(self, _: asyncio.Future[Any]) -> None:
-        self._jobs -= 1
+    def turned(self) -> None:
+        """The loop has made a turn without a wait."""
+        self._turns += 1
+        if self._turns > TURNS:
+            names = ", ".join(sorted(task.get_name() for task in asyncio.all_tasks(self)))
+            raise Stuck(
+                f"the app does not come to rest: of {names}, one goes on and on, as with asyncio.sleep(0) in a loop; "
+                "have it wait for something"
+            )
+
+    def waited(self, real: float) -> None:
+        """The loop has waited for something outside of it."""
+        self._turns = 0
+        self._outside_for += real
+        if self._outside_for > self._patience:
+            raise Stuck(
+                f"the app does not come to rest: for {self._patience:g} real seconds it waited for "
+                f"{', '.join(self._what_is_outside())}; put something in its place that needs no real I/O, "
+                "or give TestDriver(patience=…) seconds"
+            )
+
+    def _what_is_outside(self) -> list[str]:
+        jobs = [f"a thread that runs {_name(func)}" for func in self._jobs.values()]
+        return jobs + [_described(key.fd) for key in self._open()]
 
     def settled(self, next_timer: float | None) -> None:
         """Nothing is ready; `next_timer` is how far the next timer is off, None without any."""
+        self._turns = 0
         if next_timer is not None and next_timer <= self._left:
             self._left -= next_timer
             self._now += next_timer
@@ -80,9 +128,22 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.advance(0.0)
 
     def advance(self, seconds: float) -> None:
-        """Move the time on, firing timers in their order, each at its own time, and settle after each."""
+        """Move the time on, firing timers in their order, each at its own time, and settle after each.
+
+        Raises:
+            Stuck: it does not settle.
+        """
         self._left = seconds
+        self._outside_for = 0.0
+        self._turns = 0
         self.run_forever()
+
+    def hurry(self) -> None:
+        """From now on wait for nothing outside of the loop: it has been waited for in vain."""
+        for key in self._open():
+            self._own.add(key.fd)
+        self._jobs.clear()
+        self._patience = 0.0
 
     def complete(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end; time stands still.
@@ -95,5 +156,23 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if not task.done():
             task.cancel()
             self.settle()
-            raise RuntimeError(f"{coroutine!r} waits for something that does not come while time stands still")
+            name = getattr(coroutine, "__qualname__", repr(coroutine))
+            raise RuntimeError(f"{name} waits for something that does not come while time stands still")
         return task.result()
+
+
+def _described(descriptor: int) -> str:
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as copy:
+            try:
+                return f"a socket connected to {copy.getpeername()}"
+            except OSError:
+                return f"a socket open at {copy.getsockname()}"
+    except OSError:
+        return f"an open file or pipe, descriptor {descriptor}"
+
+
+def _name(func: Callable[..., Any]) -> str:
+    # What asyncio.to_thread hands over is a partial of a context's run, with the function as its argument.
+    arguments = getattr(func, "args", ())
+    return str(getattr(arguments[0] if arguments else func, "__qualname__", repr(func)))

@@ -143,6 +143,29 @@ def test_a_lifespan_that_fails_on_exit_is_told_and_changes_the_exit_code(start: 
     assert "lifespan failed on exit: RuntimeError: no luck" in worker.log
 
 
+def test_a_lifespan_that_never_ends_is_told_and_left_behind(start: Start) -> None:
+    worker = start(
+        """
+        import asyncio
+        from agentic import App
+        from agentic.runtime import services
+
+        services.LAST_COMMIT = 0.1
+        app = App("lifespans")
+
+        @app.lifespan
+        async def around():
+            yield
+            await asyncio.Event().wait()
+        """,
+        stop_timeout="100ms",
+    )
+    worker.wait_for("ready")
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 1
+    assert "stopped: the app's lifespan did not end within 0.1 s" in worker.log
+
+
 def test_a_slow_partition_does_not_hold_up_the_others(tmp_path: pathlib.Path, start: Start) -> None:
     """Partition 0 sleeps with a full buffer behind it; partition 1 goes on all the same."""
     append(tmp_path, "numbers", [b"-1000"] + [b"0"] * 500, partitions=2)
