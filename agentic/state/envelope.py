@@ -68,13 +68,11 @@ def expiry(blob: bytes) -> int | None:
 def _check(blob: bytes) -> None:
     """Let pass what has the flag EXPIRES and nothing else."""
     if len(blob) < HEAD or blob[0] == 0:
-        raise StorageCorrupt(
-            f"a stored value is no envelope (bytes begin {blob[:20]!r}); restore it from the changelog"
-        )
+        raise StorageCorrupt(f"a stored value is no envelope (bytes begin {blob[:20]!r}); run the worker with --repair")
     if blob[0] > FORMAT or blob[1] & ~_KNOWN:
         raise StorageCorrupt(
             f"a stored value has format {blob[0]} with flags {blob[1]}, written by a newer agentic; this one reads"
             f" up to format {FORMAT}: upgrade agentic"
         )
     if len(blob) < EXPIRING_HEAD:
-        raise StorageCorrupt(f"a stored value is cut short ({len(blob)} bytes); restore it by --repair")
+        raise StorageCorrupt(f"a stored value is cut short ({len(blob)} bytes); run the worker with --repair")

@@ -34,8 +34,10 @@ from agentic.state.lmdb.resident import file_pages, give_back
 
 #: How many bytes of files may be resident in the process before a store gives back its own.
 RESIDENT_LIMIT = 192 << 20
-#: How many reads between two looks at that: the kernel maps up to 64 KiB around each page read.
+#: How many reads between two looks at that: the kernel maps up to 64 KiB around each page read,
+#: and what is longer counts for as many, by a shift.
 READS_PER_LOOK = 256
+BYTES_PER_READ = 16
 #: How many rows are put between two looks: each reads a page, and copies it.
 ROWS_PER_LOOK = 256
 #: Rows of a scan that are read at once, at first and at most; a short scan reads few in vain.
@@ -214,6 +216,8 @@ class LmdbStore:
             except lmdb.Error:
                 with self._file.errors("be read"):
                     raise
+            if value is not None:
+                self._reads_left -= len(value) >> BYTES_PER_READ
             if self._readonly:
                 self._retire()
             return value
@@ -277,13 +281,13 @@ class LmdbStore:
         size, last = FIRST_CHUNK, None
         while True:
             with self._lock:
-                self._reads_left -= 2
                 if self._reads_left < 0:
                     self._relieve()
                 with self._file.errors("be read"):
                     rows = self._chunk(self._of(snapshot), self._dbs[table], low, high, reverse, last, size)
-            if not rows:
-                return
+                if not rows:
+                    return
+                self._reads_left -= 1 + (len(rows) * len(rows[-1][1]) >> BYTES_PER_READ)
             last = rows[-1][0]
             if reverse and last < low:
                 yield [row for row in rows if row[0] >= low]
@@ -387,6 +391,7 @@ class LmdbStore:
         if self._readonly:
             raise BrokerError(f"{self.directory}: opened to be read, not written")
         with self._writing, self._file.errors("be written"):
+            self._check_open()
             try:
                 while True:
                     try:
@@ -405,8 +410,7 @@ class LmdbStore:
 
     def _begin(self) -> Any:
         """The transaction to read with, which lives until the next write."""
-        if self._env is None:
-            raise BrokerError(f"{self.directory}: the store is closed; open it again")
+        self._check_open()
         with self._file.errors("be read"):
             try:
                 self._txn = self._env.begin()
@@ -474,6 +478,10 @@ class LmdbStore:
             give_back(self._file.path)
 
     # So far.
+
+    def _check_open(self) -> None:
+        if self._env is None:
+            raise BrokerError(f"{self.directory}: the store is closed; open it again")
 
     def _look(self) -> None:
         with self._lock:
