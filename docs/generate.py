@@ -68,7 +68,7 @@ Once per shell, in its start-up file:
 | zsh | `eval "$(_AGENTIC_COMPLETE=zsh_source agentic)"` |
 | fish | `_AGENTIC_COMPLETE=fish_source agentic \\| source` |
 
-With `AGENTIC_APP` set, topics are completed too.
+With `AGENTIC_APP` set, topics and tables are completed too.
 
 {sections}
 """

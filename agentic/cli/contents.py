@@ -25,6 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from agentic.app import App
 from agentic.brokers.base import Batch, Broker, TopicPartition
 from agentic.cli.reading import between
+from agentic.core.metadata import decode
 from agentic.errors import AgenticError, CodecError, ConfigurationError, UnknownTopic, named
 from agentic.runtime.groups import groups
 from agentic.runtime.state import number, upto
@@ -55,12 +56,17 @@ class Place:
     """Where a table's rows belong.
 
     Attributes:
-        topic: the first of its group's topics; its tasks are named after it.
-        partitions: how many it has.
+        topics: the names of its group's.
+        partitions: how many each has.
     """
 
-    topic: str
+    topics: tuple[str, ...]
     partitions: int
+
+    @property
+    def topic(self) -> str:
+        """The first topic by name: the tasks are named after it."""
+        return min(self.topics)
 
     def task(self, partition: int) -> str:
         """Return the name of the task that has a partition."""
@@ -103,8 +109,7 @@ def place_of(app: App, table: Table[Any, Any], known: Mapping[str, int]) -> Plac
                     f"table {table.name!r} has the partitions of {named('topic', missing)}, which the broker has not; "
                     "start the app, or 'agentic topics create'"
                 )
-            first = min(topic.name for topic in topics)
-            return Place(first, known[first])
+            return Place(tuple(topic.name for topic in topics), known[topics[0].name])
     raise ConfigurationError(f"table {table.name!r}: no agent uses it, so it has no partitions and no rows")
 
 
@@ -199,7 +204,7 @@ class Reading:
             if missing := [n for n in partitions if n not in local]:
                 self._say(f"{self._table.name} has no changelog, and this machine no copy of {_numbered(missing)}")
             self._say_local([n for n in partitions if n in local])
-            return self._merged({n: rows for n, (_, rows) in local.items()}, {})
+            return self._merged({n: rows for n, (_, rows) in local.items()}, {}, await self._clocks())
         reaches = await self._reaches(topic, local)
         usable = {
             n: (at, rows)
@@ -218,7 +223,7 @@ class Reading:
         stored = {n: rows for n, (_, rows) in usable.items()}
         if scratch is not None:
             stored.update({n: scratch.scan(str(n)) for n in whole})
-        return self._merged(stored, tails)
+        return self._merged(stored, tails, await self._clocks())
 
     def close(self) -> None:
         """Let go of the copies."""
@@ -303,12 +308,28 @@ class Reading:
             if low <= key and (high is None or key < high):
                 yield key, None if value is None else wrap(value, timestamp)
 
-    @staticmethod
+    async def _clocks(self) -> dict[int, int]:
+        """Return for each partition the time by which its rows expire; none for a table whose rows stay."""
+        clocks: dict[int, int] = {}
+        if self._table.ttl is None:
+            return clocks
+        for tp, at in (await self._broker.describe_group(self._app.name)).positions.items():
+            time = decode(at.offset, at.metadata).stream_time
+            if tp.topic in self._place.topics and time is not None:
+                clocks[tp.partition] = max(time, clocks.get(tp.partition, time))
+        return clocks
+
     def _merged(
-        stored: Mapping[int, Iterator[tuple[bytes, bytes]]], tails: Mapping[int, dict[bytes, bytes | None]]
+        self,
+        stored: Mapping[int, Iterator[tuple[bytes, bytes]]],
+        tails: Mapping[int, dict[bytes, bytes | None]],
+        clocks: Mapping[int, int],
     ) -> Iterator[Row]:
         parts = [_part(n, rows, tails.get(n, {})) for n, rows in stored.items()]
-        return merge(*parts, key=lambda row: (row.stored_key, row.partition))
+        rows = merge(*parts, key=lambda row: (row.stored_key, row.partition))
+        if (ttl := self._table.ttl_ms) is None:
+            return rows
+        return (row for row in rows if row.timestamp + ttl > clocks.get(row.partition, row.timestamp))
 
 
 def _part(partition: int, stored: Iterator[tuple[bytes, bytes]], tail: dict[bytes, bytes | None]) -> Iterator[Row]:

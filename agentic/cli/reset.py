@@ -18,11 +18,11 @@ from agentic.errors import ConfigurationError, named
 @click.command(cls=base.Command)
 @click.option("--yes", is_flag=True, help="Don't ask.")
 def reset(yes: bool) -> None:
-    """Delete all that the app remembers, so that it begins anew.
+    """Delete all that the app remembers.
 
-    That is: the committed offsets of its group, the changelogs of its tables, the topics that are
-    made for it alone, and this machine's local state. The topics that it reads and writes stay as
-    they are. Its workers must have stopped.
+    It begins anew then. What is deleted are the committed offsets of its group, the changelogs of
+    its tables, the topics that are made for it alone, and this machine's local state. The topics
+    that it reads and writes stay as they are. Its workers must have stopped.
 
     Local state on other machines is out of reach: delete the directory of the setting state_dir there.
     """

@@ -35,10 +35,11 @@ _NAME = click.argument("name", shell_complete=_table_names)
 @click.group(cls=base.Group, invoke_without_command=True)
 @click.pass_context
 def tables(ctx: click.Context) -> None:
-    """Look into tables, with or without a worker that runs; dump and load them. Alone it lists.
+    """Look into tables; dump and load them. Alone it lists.
 
-    What is shown is what was committed. It is read from this machine's local state and, where that
-    has no copy or is behind, from the changelog; on standard error it says which.
+    A worker may run meanwhile, or none. What is shown is what was committed: it is read from this
+    machine's local state and, where that has no copy or is behind, from the changelog; on standard
+    error it says which.
     """
     if ctx.invoked_subcommand is None:
         _list()

@@ -245,7 +245,7 @@ def completed(shell: Shell, words: str) -> list[str]:
 
 def test_commands_topics_and_the_users_commands_are_completed(own: Shell) -> None:
     assert completed(own, "agentic do") == ["doctor"]
-    assert completed(own, "agentic -A app re") == ["repeat"]
+    assert completed(own, "agentic -A app rep") == ["repeat"]
     assert completed(own, "agentic -A app tail to") == ["topic"]
     assert "--jsonl" in completed(own, "agentic tail --j")
 

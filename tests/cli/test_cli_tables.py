@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -17,6 +19,8 @@ Start = Callable[..., subprocess.Popen[str]]
 
 #: An app with tables of several kinds; letters that come are counted.
 APP = """
+from datetime import timedelta
+
 from agentic import App
 
 app = App("counting", topic_partitions=2)
@@ -28,13 +32,14 @@ totals = app.table("totals", key=str, value=int, default=int)
 latest = app.table("latest", source=prices)
 cells = app.table("cells", key=tuple[str, int], value=dict, check_keys=False)
 scratch = app.table("scratch", key=str, value=int, changelog=False)
+recent = app.table("recent", key=str, value=int, ttl=timedelta(seconds=10))
 
 
 @app.agent(letters, to=seen)
 async def count(stream):
     async for letter in stream:
         totals[letter] += 1
-        scratch[letter] = totals[letter]
+        scratch[letter] = recent[letter] = totals[letter]
         yield app.settings.repair
 
 
@@ -261,6 +266,16 @@ def test_a_table_without_a_changelog_is_read_where_there_is_a_copy(counted: Shel
     assert result.stderr == "scratch has no changelog, and this machine no copy of partitions 0-1\n"
 
 
+def test_rows_that_have_expired_by_the_clock_of_their_task_are_not_shown(app: Shell) -> None:
+    for key, timestamp in [("c", 1000), ("a", 1000), ("b", 1001), ("a", 11_000), ("d", 1000)]:
+        app.ok("send", "letters", key, "--key", key, "--timestamp", timestamp)
+    run(app)
+    for _ in range(2):
+        shown = [line.split()[-2:] for line in app.ok("tables", "ls", "recent").splitlines()]
+        assert shown == [['"a"', "2"], ['"b"', "1"], ['"d"', "1"]]
+        shutil.rmtree(STATE, ignore_errors=True)
+
+
 def test_tables_are_read_beside_a_worker(counted: Shell, start: Start) -> None:
     worker = start("worker", "--set", "commit_interval=50ms")
     until_ready(worker)
@@ -396,6 +411,29 @@ def test_repair_is_a_setting_that_a_flag_sets(app: Shell, options: tuple[str, ..
     app.ok("send", "letters", "a", "--key", "a")
     run(app, *options)
     assert json.loads(app.ok("tail", "seen", "--jsonl"))["value"] is repairs
+
+
+def test_a_damaged_store_stops_a_worker_until_it_is_told_to_repair_it(counted: Shell) -> None:
+    for data in STATE.rglob("data.mdb"):
+        data.write_bytes(b"nonsense" * 4096)
+    counted.ok("send", "letters", "a", "--key", "a")
+    refused = counted.start("run")
+    _, log = refused.communicate()
+    assert refused.returncode == 1
+    assert "--repair" in log
+    run(counted, "--repair")
+    assert totals(counted) == {"a": 4, "b": 2, "d": 1}
+    assert list(STATE.glob("letters-0/*damaged*"))
+
+
+# -- completion -----------------------------------------------------------------------------------
+
+
+def test_names_of_tables_are_completed(app: Shell) -> None:
+    environ = {"_AGENTIC_COMPLETE": "bash_complete", "COMP_WORDS": "agentic tables get la", "COMP_CWORD": "3"}
+    code = "from agentic.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **environ}, capture_output=True, text=True)
+    assert done.stdout == "plain,latest\n"
 
 
 # -- on Kafka -------------------------------------------------------------------------------------
