@@ -10,8 +10,9 @@ is finished beyond it is written down beside it, so that a restart neither loses
 * What a former commit said of offsets beyond its base holds until they are delivered again:
   the finished ones are skipped, the unfinished ones are issued.
 
-Source: spec, rules 1 to 8 and "The ledger". One ledger serves one partition for one
-assignment; it is owned by one loop and needs no lock.
+Source: spec, rules 1 to 8 and "The ledger". One ledger serves one reader of one partition for
+one assignment; it is owned by one loop and needs no lock. Several readers of a partition have
+their ledgers side by side: see `agentic.core.readers`.
 """
 
 from __future__ import annotations
@@ -37,21 +38,36 @@ class Snapshot(NamedTuple):
     metadata: str
 
 
-class OffsetLedger:
-    """The unfinished offsets of one partition.
+class Committed:
+    """What the broker has of a ledger."""
+
+    __slots__ = ("_acknowledged",)
+
+    def __init__(self, committed: int | None, metadata: str) -> None:
+        self._acknowledged: Snapshot | None = None if committed is None else Snapshot(committed, metadata)
+
+    def acknowledged(self, snapshot: Snapshot) -> None:
+        """The broker has acknowledged this very snapshot."""
+        self._acknowledged = snapshot
+
+    def is_clean(self, snapshot: Snapshot | None) -> bool:
+        """Is this snapshot what the broker has already?"""
+        return snapshot is None or snapshot == self._acknowledged
+
+
+class OffsetLedger(Committed):
+    """The unfinished offsets of one partition, for one reader.
 
     Args:
         committed: the offset committed before, None without any.
         metadata: the metadata of that commit; unknown bytes say nothing.
-        shares: how many parties must finish each offset (the agents that read the partition).
+        reader: whose progress to take from the metadata, where it has that of several.
     """
 
     __slots__ = (
-        "_acknowledged",
         "_base",
         "_known_to",
         "_position",
-        "_shares",
         "_started",
         "_time",
         "_times",
@@ -61,11 +77,9 @@ class OffsetLedger:
         "skipped",
     )
 
-    def __init__(self, committed: int | None = None, metadata: str = "", *, shares: int = 1) -> None:
-        if shares < 1:
-            raise ValueError(f"shares must be at least 1, not {shares}")
-        progress = Progress(None, (), 0) if committed is None else decode(committed, metadata)
-        self._shares = shares
+    def __init__(self, committed: int | None = None, metadata: str = "", *, reader: str = "") -> None:
+        super().__init__(committed, metadata)
+        progress = Progress(None, (), 0) if committed is None else decode(committed, metadata, reader)
         #: offset -> parties that have not finished it, in the order of delivery, so by offset.
         self._unfinished: dict[int, int] = {}
         #: offsets that an earlier owner left unfinished beyond the base, not delivered again yet; rising.
@@ -76,7 +90,6 @@ class OffsetLedger:
         self._position = committed
         self._time = progress.stream_time
         self._times: list[tuple[Sequence[int], Sequence[int]]] = []
-        self._acknowledged: Snapshot | None = None if committed is None else Snapshot(committed, metadata)
         #: The highest finished offset, -1 without any.
         self.high_done = self._known_to - 1 if self._known_to > (committed or 0) else -1
         #: How many delivered offsets were skipped since an earlier owner had finished them.
@@ -110,7 +123,7 @@ class OffsetLedger:
             # Delivered again, or passed over and so never to come: either way no longer awaited.
             del self._todo[: bisect_left(self._todo, position)]
         self._position = position
-        self._unfinished.update(dict.fromkeys(wanted, self._shares))
+        self._unfinished.update(dict.fromkeys(wanted, 1))
         return wanted
 
     def time(self, offsets: Sequence[int], timestamps: Sequence[int]) -> None:
@@ -121,7 +134,7 @@ class OffsetLedger:
     def _start(self, first: int) -> None:
         """The first delivery shows whether the log still is what the commit was about (rule 6)."""
         self._started = True
-        if self._base is not None and first < self._base:
+        if self._position is not None and first < self._position:
             # Someone moved the position back: what was known beyond the old base is of no use.
             self._todo = []
             self._known_to = 0
@@ -156,15 +169,22 @@ class OffsetLedger:
         del self._unfinished[offset]
         self.high_done = max(self.high_done, offset)
 
+    def awaits(self, offset: int) -> bool:
+        """Is an offset delivered and not finished?"""
+        return offset in self._unfinished
+
     def snapshot(self) -> Snapshot | None:
         """Return what may be committed now; None while nothing is known of the partition.
 
         Raises:
             ValueError: more is unfinished than a commit can carry; see `room`.
         """
-        base = self._next_unfinished()
-        if base is None:
-            base = self._position
+        base, progress = self.base, self.progress()
+        return None if base is None or progress is None else Snapshot(base, encode(base, progress))
+
+    def progress(self) -> Progress | None:
+        """Return what is finished, all below the base and some beyond; None while nothing is known."""
+        base = self.base
         if base is None:
             return None
         if self._base is not None and base < self._base:
@@ -181,7 +201,7 @@ class OffsetLedger:
             unfinished += self._todo[: bisect_left(self._todo, known_to)]
         else:
             known_to = base
-        return Snapshot(base, encode(base, Progress(self._stream_time(base), tuple(unfinished), known_to)))
+        return Progress(self._stream_time(base), tuple(unfinished), known_to)
 
     def _next_unfinished(self) -> int | None:
         first = next(iter(self._unfinished), None)
@@ -204,14 +224,6 @@ class OffsetLedger:
             self._time = time
         return time
 
-    def acknowledged(self, snapshot: Snapshot) -> None:
-        """The broker has acknowledged this very snapshot."""
-        self._acknowledged = snapshot
-
-    def is_clean(self, snapshot: Snapshot | None) -> bool:
-        """Is this snapshot what the broker has already?"""
-        return snapshot is None or snapshot == self._acknowledged
-
     @property
     def unfinished(self) -> int:
         """How many offsets are delivered and not finished."""
@@ -229,9 +241,11 @@ class OffsetLedger:
 
     @property
     def base(self) -> int | None:
-        """The lowest unfinished offset, else the position: what `snapshot` would commit."""
+        """The lowest unfinished offset, else the end of what is finished: what `snapshot` would commit."""
         first = self._next_unfinished()
-        return self._position if first is None else first
+        if first is not None or self._position is None:
+            return first
+        return max(self._position, self._known_to)
 
     @property
     def stream_time(self) -> int | None:
@@ -245,7 +259,16 @@ class OffsetLedger:
         base = self.base
         if base is None or self.high_done < base:
             return True
-        span = self.high_done + 1 - base
-        return span <= ALWAYS_FITS_SPAN or (
-            len(self._unfinished) + len(self._todo) < MAX_UNFINISHED and span < MAX_SPAN
-        )
+        # The next one to be finished may be the last that was delivered.
+        span = self.end - base
+        return span <= ALWAYS_FITS_SPAN or (self.outstanding < MAX_UNFINISHED and span < MAX_SPAN)
+
+    @property
+    def end(self) -> int:
+        """Beyond it nothing is delivered, or known from a former commit."""
+        return max(self._position or 0, self._known_to)
+
+    @property
+    def outstanding(self) -> int:
+        """How many offsets are known to be unfinished, delivered or not."""
+        return len(self._unfinished) + len(self._todo)

@@ -10,19 +10,27 @@ type  name          bytes
 2     runs          varints: lengths of runs of offsets from the base on, by turns
                     unfinished and finished, an unfinished one first
 3     bits          varint n, then n bits, most significant first: 1 = finished
+4     reader        6 bytes that stand for its name, then sections 1 to 3 of its own
 ====  ============  =====================================================================
 
-Sections 2 and 3 say the same and exclude each other; the shorter one is written. A reader
-skips sections that it does not know, so that a newer writer may add some. Whatever is not
-ours means "nothing is known beyond the base"; Kafka Streams' own metadata (version byte 1
-or 2) still gives its partition time. Source: spec, "The ledger", rules 4 and 5.
+Sections 2 and 3 say the same and exclude each other; the shorter one is written. Whoever
+reads the string skips sections that it does not know, so that a newer writer may add some.
+Whatever is not ours means "nothing is known beyond the base"; Kafka Streams' own metadata
+(version byte 1 or 2) still gives its partition time. Source: spec, "The ledger", rules 4 and 5.
+
+Where several readers share the position, sections 1 to 3 say what all of them have finished,
+which holds for a reader that was not there as well. A reader that has finished more has a
+section 4: its own sections reach up to some offset, and from there on what is said of all
+is true of it too. Readers that work in order so cost a few bytes each.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Iterator, Sequence
+import hashlib
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 MAGIC = 0xA6
@@ -31,7 +39,15 @@ VERSION = 1
 #: default, and 4,096 itself is refused.
 MAX_LENGTH = 4095
 
-_STREAM_TIME, _RUNS, _BITS = 1, 2, 3
+#: Bytes that are left for sections, behind what says that the string is ours.
+ROOM = MAX_LENGTH // 4 * 3 - 2
+#: More than what a reader costs beside the offsets themselves: heads, name, time, two numbers.
+READER_COST = 40
+#: Unfinished offsets that a run of a damaged string may claim at most: they must not eat the memory.
+MOST = 1 << 21
+
+_STREAM_TIME, _RUNS, _BITS, _READER = 1, 2, 3, 4
+_NAME = 6
 
 #: A stretch of offsets: first, and one past the last.
 Run = tuple[int, int]
@@ -51,13 +67,61 @@ class Progress(NamedTuple):
     known_to: int
 
 
-def encode(base: int, progress: Progress) -> str:
+def shared(progresses: Collection[Progress]) -> Progress:
+    """Return what all of some readers have finished."""
+    known_to = min(progress.known_to for progress in progresses)
+    unfinished = sorted({offset for each in progresses for offset in each.unfinished if offset < known_to})
+    while unfinished and unfinished[-1] == known_to - 1:
+        # At the end "not finished" is the same as "not known".
+        known_to = unfinished.pop()
+    times = [progress.stream_time for progress in progresses]
+    known = [time for time in times if time is not None]
+    return Progress(min(known) if len(known) == len(times) else None, tuple(unfinished), known_to)
+
+
+def encode(base: int, progress: Progress, readers: Mapping[str, Progress] | None = None) -> str:
     """Return the metadata string for a commit at `base`. Empty when there is nothing to say.
 
+    Args:
+        progress: what has been finished, by all readers.
+        readers: by name what each has finished, where they are several: all of `progress`, and more.
+
     Raises:
-        ValueError: it would be longer than `MAX_LENGTH`; can't happen with at most 500
+        ValueError: it would be longer than `MAX_LENGTH`; can't happen for one reader with at most 500
             unfinished offsets in a span below 2^21, or with any in a span up to 24,000.
     """
+    sections = _sections_of(base, progress)
+    for name, own in (readers or {}).items():
+        if more := _sections_of(base, _beyond(progress, own)):
+            sections += _section(_READER, _stands_for(name) + more)
+    if not sections:
+        return ""
+    text = base64.b64encode(bytes([MAGIC, VERSION]) + sections).decode("ascii")
+    if len(text) > MAX_LENGTH:
+        raise ValueError(
+            f"commit metadata of {len(text)} characters, a broker takes {MAX_LENGTH}: "
+            f"{len(progress.unfinished)} unfinished offsets over a span of {progress.known_to - base}"
+        )
+    return text
+
+
+def _beyond(progress: Progress, own: Progress) -> Progress:
+    """Return the part of a reader's progress that what all have finished does not say already."""
+    time = own.stream_time if own.stream_time != progress.stream_time else None
+    if own.known_to > progress.known_to:
+        return Progress(time, own.unfinished, own.known_to)
+    i, j = len(progress.unfinished), len(own.unfinished)
+    while i and j and progress.unfinished[i - 1] == own.unfinished[j - 1]:
+        i, j = i - 1, j - 1
+    # Beyond the last offset that this one has finished and another has not, they are the same.
+    return Progress(time, own.unfinished[:j], progress.unfinished[i - 1] + 1 if i else 0)
+
+
+def _stands_for(name: str) -> bytes:
+    return hashlib.blake2b(name.encode(), digest_size=_NAME).digest()
+
+
+def _sections_of(base: int, progress: Progress) -> bytes:
     sections = b""
     if progress.stream_time is not None:
         sections += _section(_STREAM_TIME, progress.stream_time.to_bytes(8, "big", signed=True))
@@ -71,19 +135,16 @@ def encode(base: int, progress: Progress) -> str:
         else:
             runs_or_bits = _section(_RUNS, runs)
         sections += runs_or_bits
-    if not sections:
-        return ""
-    text = base64.b64encode(bytes([MAGIC, VERSION]) + sections).decode("ascii")
-    if len(text) > MAX_LENGTH:
-        raise ValueError(
-            f"commit metadata of {len(text)} characters, a broker takes {MAX_LENGTH}: "
-            f"{len(progress.unfinished)} unfinished offsets over a span of {progress.known_to - base}"
-        )
-    return text
+    return sections
 
 
-def decode(base: int, text: str) -> Progress:
-    """Read the metadata of a commit at `base`; whatever is not ours says that nothing is known."""
+def decode(base: int, text: str, reader: str = "") -> Progress:
+    """Read the metadata of a commit at `base`; whatever is not ours says that nothing is known.
+
+    Args:
+        reader: whose progress is wanted. Of one that the string does not name, and of the empty
+            name, it is what all have finished.
+    """
     unknown = Progress(None, (), base)
     try:
         data = base64.b64decode(text, validate=True)
@@ -95,20 +156,34 @@ def decode(base: int, text: str) -> Progress:
         return Progress(time if time >= 0 else None, (), base)
     if len(data) < 2 or data[0] != MAGIC or data[1] != VERSION:
         return unknown
-    stream_time: int | None = None
-    unfinished: tuple[int, ...] = ()
-    known_to = base
     try:
-        for kind, body in _sections(data[2:]):
-            if kind == _STREAM_TIME and len(body) == 8:
-                stream_time = int.from_bytes(body, "big", signed=True)
-            elif kind == _RUNS:
-                unfinished, known_to = _from_runs(base, body)
-            elif kind == _BITS:
-                unfinished, known_to = _from_bits(base, body)
+        sections = list(_sections(data[2:]))
+        progress = _from_sections(base, sections)
+        name = _stands_for(reader)
+        for kind, body in sections:
+            if kind == _READER and body[:_NAME] == name:
+                return _joined(_from_sections(base, _sections(body[_NAME:])), progress)
     except _Truncated:
         return unknown
-    return Progress(stream_time, unfinished, known_to)
+    return progress
+
+
+def _from_sections(base: int, sections: Iterable[tuple[int, bytes]]) -> Progress:
+    progress = Progress(None, (), base)
+    for kind, body in sections:
+        if kind == _STREAM_TIME and len(body) == 8:
+            progress = progress._replace(stream_time=int.from_bytes(body, "big", signed=True))
+        elif kind in (_RUNS, _BITS):
+            unfinished, known_to = (_from_runs if kind == _RUNS else _from_bits)(base, body)
+            progress = progress._replace(unfinished=unfinished, known_to=known_to)
+    return progress
+
+
+def _joined(own: Progress, progress: Progress) -> Progress:
+    """Return a reader's whole progress, from its own part and from what all have finished."""
+    rest = progress.unfinished[bisect_left(progress.unfinished, own.known_to) :]
+    time = progress.stream_time if own.stream_time is None else own.stream_time
+    return Progress(time, own.unfinished + rest, max(own.known_to, progress.known_to))
 
 
 class _Truncated(Exception):
@@ -176,8 +251,8 @@ def _from_runs(base: int, body: bytes) -> tuple[tuple[int, ...], int]:
     while at < len(body):
         length, at = _read_varint(body, at)
         if not done:
-            if length > MAX_LENGTH * 8:
-                raise _Truncated  # no writer leaves so many unfinished: don't let damage eat the memory
+            if length > MOST - len(unfinished):
+                raise _Truncated
             unfinished.extend(range(offset, offset + length))
         offset += length
         done = not done

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from agentic.agent import Agent
 from agentic.brokers.base import Batch, Consumer, Position, TopicPartition
-from agentic.errors import BrokerUnavailable, NotOwner
+from agentic.core.readers import MAX_READERS
+from agentic.errors import BrokerUnavailable, ConfigurationError, NotOwner
 from agentic.metrics import Metrics
 from agentic.runtime.groups import groups
 from agentic.runtime.outbox import AGAIN, Outbox
@@ -22,6 +24,7 @@ from agentic.runtime.recovery import Recovery
 from agentic.runtime.state import TaskState
 from agentic.runtime.task import Task
 from agentic.settings import Settings
+from agentic.topic import Topic
 
 log = logging.getLogger("agentic.worker")
 
@@ -60,9 +63,7 @@ class Assignment:
     ) -> None:
         self._groups = groups(agents)
         self._topics = {topic.name: (i, topic) for i, (_, topics) in enumerate(self._groups) for topic in topics}
-        self._shares = {
-            name: sum(topic in agent.topics for agent in agents) for name, (_, topic) in self._topics.items()
-        }
+        self._readers = {name: _readers(topic, agents) for name, (_, topic) in self._topics.items()}
         self._consumer = consumer
         self._settings = settings
         self._outbox = outbox
@@ -165,7 +166,7 @@ class Assignment:
                 self._topics[tp.topic][1],
                 tp,
                 position,
-                shares=self._shares[tp.topic],
+                readers=self._readers[tp.topic],
                 settings=self._settings,
                 outbox=self._outbox,
                 metrics=self._metrics,
@@ -369,6 +370,17 @@ class Assignment:
             self.sources.pop(tp, None)
         self.tasks = {task_id: each for task_id, each in self.tasks.items() if each is not task}
         await task.release()
+
+
+def _readers(topic: Topic[Any, Any], agents: Iterable[Agent]) -> list[str]:
+    """Return the names of the agents that read a topic."""
+    names = [agent.name for agent in agents if topic in agent.topics]
+    if len(names) > MAX_READERS:
+        raise ConfigurationError(
+            f"topic {topic.name!r} is read by {len(names)} agents, and a commit has room for the progress of "
+            f"{MAX_READERS}: let one agent send its events on to a topic that some of the others read"
+        )
+    return names
 
 
 def _listed(partitions: Iterable[TopicPartition]) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from agentic import codecs
 from agentic.brokers.base import Batch, Headers, LazyHeaders, Position, TopicPartition
 from agentic.core.ledger import OffsetLedger
+from agentic.core.readers import SharedLedger
 from agentic.core.times import timestamp_ms
 from agentic.errors import CodecError, DecodeFailed
 from agentic.metrics import Metrics
@@ -29,8 +30,26 @@ log = logging.getLogger("agentic.worker")
 Column = Sequence[bytes | None]
 
 
+class Reader:
+    """A partition as one of several agents reads it: the origin of that agent's own events."""
+
+    __slots__ = ("adopt", "awaits", "partition", "retire", "topic")
+
+    def __init__(self, topic: Topic[Any, Any], partition: int, ledger: SharedLedger, agent: str) -> None:
+        own = ledger.of(agent)
+        self.topic = topic
+        self.partition = partition
+        self.awaits = own.awaits
+        self.adopt = own.adopt
+        self.retire = ledger.retiring(agent)
+
+
 class SourcePartition:
     """A partition that this worker owns, as the source of one task's events.
+
+    Args:
+        committed: where reading begins, with what was known of offsets beyond; None without a commit.
+        readers: the names of the agents that read it.
 
     Attributes:
         buffer: decoded events that no agent has yet, in offset order.
@@ -50,7 +69,7 @@ class SourcePartition:
         tp: TopicPartition,
         committed: Position | None,
         *,
-        shares: int,
+        readers: Sequence[str],
         settings: Settings,
         outbox: Outbox,
         metrics: Metrics,
@@ -59,9 +78,18 @@ class SourcePartition:
         self.tp = tp
         self.partition = tp.partition
         offset, metadata = (None, "") if committed is None else committed
-        self.ledger = OffsetLedger(offset, metadata, shares=shares)
-        self.retire: Callable[[int], bool] = self.ledger.retire
-        self.adopt: Callable[[int, int], None] = self.ledger.adopt
+        self.ledger: OffsetLedger | SharedLedger
+        self._ledgers: dict[str, OffsetLedger]
+        self._readers: dict[str, Reader] = {}
+        if len(readers) == 1:
+            self.ledger = alone = OffsetLedger(offset, metadata, reader=readers[0])
+            self._ledgers = {readers[0]: alone}
+            self.retire: Callable[[int], bool] = alone.retire
+            self.adopt: Callable[[int, int], None] = alone.adopt
+        else:
+            self.ledger = together = SharedLedger(offset, metadata, readers=readers)
+            self._ledgers = {agent: together.of(agent) for agent in readers}
+            self._readers = {agent: Reader(topic, tp.partition, together, agent) for agent in readers}
         self.buffer: deque[Event] = deque()
         self.end: int | None = None
         self.heard_end: int | None = None
@@ -82,6 +110,22 @@ class SourcePartition:
         """Is the end known, and has the reader come to it?"""
         return self.end is not None and self.reached is not None and self.reached >= self.end
 
+    def ledger_of(self, agent: str) -> OffsetLedger | None:
+        """Return what one agent has finished; None for an agent that does not read this partition."""
+        return self._ledgers.get(agent)
+
+    def events_of(self, agent: str, events: Sequence[Event]) -> Sequence[Event]:
+        """Return events of the buffer as one of the agents gets them: its own, without those it has finished."""
+        reader = self._readers.get(agent)
+        if reader is None:
+            return events
+        awaits = reader.awaits
+        return [
+            Event(event.key, event.value, event.timestamp, event.offset, reader, event.raw_key, event.raw_headers)
+            for event in events
+            if awaits(event.offset)
+        ]
+
     def add(self, batch: Batch) -> None:
         """Take a batch over: register its offsets, decode it, and append the events to the buffer."""
         if self.poison is not None:
@@ -100,9 +144,10 @@ class SourcePartition:
         if not offsets:
             return
         timestamps, keys, values, headers = batch.timestamps, batch.keys, batch.values, batch.headers
+        skipped: dict[int, int] = {}
         if wanted is not offsets:
-            self.ledger.time(offsets, timestamps)
             chosen = set(wanted)
+            skipped = {offset: when for offset, when in zip(offsets, timestamps) if offset not in chosen}
             at = [i for i, offset in enumerate(offsets) if offset in chosen]
             timestamps = [timestamps[i] for i in at]
             keys = [keys[i] for i in at]
@@ -122,6 +167,10 @@ class SourcePartition:
             events = self._one_by_one(wanted, timestamps, keys, values, headers)
             timestamps = [event.timestamp for event in events]
             wanted = [event.offset for event in events]
+        if skipped:
+            times = skipped | dict(zip(wanted, timestamps))
+            wanted = sorted(times)
+            timestamps = [times[offset] for offset in wanted]
         self.ledger.time(wanted, timestamps)
         self._events_in.add(len(events))
         self.buffer.extend(events)

@@ -18,7 +18,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from agentic.agent import feeder
 from agentic.brokers.base import Batch, Broker, Consumer, TopicPartition
+from agentic.core.ledger import OffsetLedger
 from agentic.errors import BrokerUnavailable
 from agentic.metrics import Metrics
 from agentic.runtime.outbox import AGAIN
@@ -153,12 +155,14 @@ class Recovery:
             found.append((table, tp, start, ends[tp]))
         for table in task.tables:
             if table.source is not None:
-                # Records beyond the commit are yet to come to the task, which puts them into the table itself.
+                # Records beyond what was committed of the table's own reading are yet to come to the task, which
+                # puts them into the table itself. That may be more than the partition's committed offset says.
                 tp = TopicPartition(table.source.name, task.partition)
                 committed = (await self._consumer.committed([tp])).get(tp)
                 if committed is not None:
                     start, _ = (await self._broker.describe_topic(tp.topic)).offsets[tp.partition]
-                    found.append((table, tp, start, committed.offset))
+                    ledger = OffsetLedger(*committed, reader=feeder(table).name)
+                    found.append((table, tp, start, ledger.base or 0))
         return found
 
     @staticmethod

@@ -103,9 +103,8 @@ class Task:
 
     def start(self) -> None:
         """Start the agents' instances; they wait for events."""
-        times = [time for source in self.sources.values() if (time := source.ledger.stream_time) is not None]
         for slot in self.slots:
-            slot.clock = max(times, default=slot.clock)
+            slot.clock = max(self._times(slot), default=slot.clock)
             if self.state is not None:
                 slot.views = {table: self.state.view(table, slot) for table in slot.agent.tables}
                 for table, view in slot.views.items():
@@ -117,6 +116,13 @@ class Task:
         ]
         for run in self._runs:
             run.add_done_callback(lambda _: self._moved.set())
+
+    def _times(self, slot: Slot[Any]) -> list[int]:
+        """How far the events had come, by their timestamps, that an agent has begun before a restart."""
+        # Those whose children it reads are other agents' events.
+        readers = self.slots if slot.agent.watched else [slot]
+        ledgers = [source.ledger_of(reader.agent.name) for source in self.sources.values() for reader in readers]
+        return [time for ledger in ledgers if ledger is not None and (time := ledger.stream_time) is not None]
 
     def _watchers(self, table: Table[Any, Any]) -> list[tuple[Slot[Any], Callable[[Origin], Origin]]]:
         """Who reads a table's changes, and what makes the origin of a change of its event's."""
@@ -194,8 +200,9 @@ class Task:
             self._alarm = asyncio.get_running_loop().call_at(self._idle_since + self._max_idle, self.feed)
 
     def _hand_over(self, topic: str, events: Sequence[Event]) -> None:
+        source: SourcePartition = events[0].origin
         for slot in self._readers[topic]:
-            slot.put(events)
+            slot.put(source.events_of(slot.agent.name, events))
 
     def _meet_poison(self) -> None:
         """Stop for a record that can't be decoded, once all before it is done."""

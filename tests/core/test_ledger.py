@@ -37,9 +37,10 @@ def test_nothing_known_gives_nothing_to_commit() -> None:
     assert OffsetLedger().snapshot() is None
 
 
-def test_an_offset_of_several_agents_is_finished_with_the_last_of_them() -> None:
-    ledger = OffsetLedger(shares=2)
+def test_an_offset_with_children_is_finished_with_the_last_of_them() -> None:
+    ledger = OffsetLedger()
     ledger.deliver([0], 1)
+    ledger.adopt(0, 1)
     assert not ledger.retire(0)
     assert ledger.base == 0
     assert ledger.retire(0)

@@ -17,7 +17,9 @@ def source_at(committed: Position | None) -> SourcePartition:
     app = App("partition")
     topic = app.topic("numbers", value=int)
     outbox: Any = None  # nothing is sent here
-    return SourcePartition(topic, TP, committed, shares=1, settings=app.settings, outbox=outbox, metrics=Metrics())
+    return SourcePartition(
+        topic, TP, committed, readers=["reader"], settings=app.settings, outbox=outbox, metrics=Metrics()
+    )
 
 
 def end(position: int) -> Batch:
