@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,15 @@ def run(program: str, *arguments: object, failing: bool = False) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert failing or done.returncode == 0, done.stderr
     return done.stdout
+
+
+def changes_of(number: int) -> dict[bytes, bytes | None]:
+    """What a writer's write of this number changes: short keys and long ones, some rows to be deleted."""
+    choose = random.Random(number)
+    return {
+        b"%d" % choose.randrange(400) * choose.choice([1, 300]): choose.choice([None, b"%d" % number * 40])
+        for _ in range(300)
+    }
 
 
 #: Keys around every border that a store has: none, zeros alone, as long as LMDB takes, longer, and alike for long.

@@ -113,7 +113,7 @@ class LmdbStore:
     ) -> Self:
         """Open the store of a directory for reading and writing; make it if there is none.
 
-        No other process may have it open for writing: see `agentic.state.lmdb.copies.claim`.
+        No other process may have it open for writing: see `agentic.state.lmdb.claims.claim`.
 
         Args:
             identity: whose it is, such as ``{"app": "shop", "task": "0-3"}``.
