@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from typing import Any
 
@@ -24,7 +23,9 @@ def own_command(app: App, declared: Declared) -> click.Command:
 
         setup(app.settings)
         if inspect.iscoroutinefunction(fn):
-            asyncio.run(_within_session(app, fn, params))
+            from agentic.runtime import run_bounded
+
+            run_bounded(_within_session(app, fn, params))
         else:
             fn(**params)
 

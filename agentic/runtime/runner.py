@@ -9,8 +9,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, TypeVar
 
 from agentic import brokers
 from agentic.app import App
@@ -20,13 +21,15 @@ from agentic.runtime.logging import setup
 from agentic.runtime.outbox import AppOutlet, wall_ms
 from agentic.runtime.worker import Reporter, Worker
 
+T = TypeVar("T")
+
 log = logging.getLogger("agentic.worker")
 
 #: Objects between two collections of the youngest generation. Events live and die by the
 #: thousand and seldom in cycles: the default of 700 would look at them all in vain.
 GC_THRESHOLD = 50_000
 
-#: Seconds that what a stopped worker has left behind (tasks, threads of the executor) has to end.
+#: Seconds that what a stopped worker or a command has left behind (tasks, threads of the executor) has to end.
 LAST_WAIT = 3.0
 
 
@@ -54,9 +57,18 @@ def run_worker(
         AgenticError: the worker could not start.
     """
     setup(app.settings)
+    return run_bounded(_run(app, ends, reporters, worded))
+
+
+def run_bounded(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on a loop of its own, as `asyncio.run` does, but do not wait for ever for what it leaves behind.
+
+    A task or a thread of the loop's that does not end within `LAST_WAIT` seconds is named, and the process
+    ended with exit code 1.
+    """
     runner = asyncio.Runner(loop_factory=_loop_factory())
     try:
-        return runner.run(_run(app, ends, reporters, worded))
+        return runner.run(main)
     finally:
         with _bounded(runner.get_loop()):
             runner.close()
@@ -74,7 +86,7 @@ def _bounded(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
             return
         left = sorted(task.get_name() for task in tasks if not task.done())
         left += sorted(f"thread {each.name}" for each in threads if each.is_alive())
-        log.error("does not end although the worker has stopped: %s; ending the process", ", ".join(left))
+        log.error("does not end although all else has: %s; ending the process", ", ".join(left))
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):  # whoever read it has gone, and we go too
                 stream.flush()

@@ -115,6 +115,7 @@ def test_an_unknown_option_is_refused_by_name() -> None:
         ("sync=maybe", "sync 'maybe'"),
         ("record_limit=few", "record_limit 'few'"),
         ("record_limit=0", "0"),
+        ("map_size=9000000000000000000", "at most"),
         ("x=1", "'x'"),
     ],
 )

@@ -126,6 +126,37 @@ def test_an_async_command_can_send(own: Shell) -> None:
     assert '"hello"' in own.ok("-A", "app", "tail", "topic")
 
 
+def test_a_command_whose_task_swallows_its_cancellation_ends_all_the_same(shell: Shell) -> None:
+    shell.write(
+        "app.py",
+        """
+        import asyncio
+        from agentic import App
+        from agentic.runtime import runner
+
+        runner.LAST_WAIT = 0.1
+        app = App("x")
+
+        async def stubborn():
+            while True:
+                try:
+                    await asyncio.sleep(3600)
+                except asyncio.CancelledError:
+                    pass
+
+        @app.command()
+        async def go():
+            app.kept = asyncio.create_task(stubborn(), name="stubborn")
+            await asyncio.sleep(0)
+            print("done")
+        """,
+    )
+    process = shell.start("-A", "app", "go")
+    out, log = process.communicate()
+    assert (process.returncode, out) == (1, "done\n")
+    assert "does not end although all else has: stubborn; ending the process" in log
+
+
 def test_what_a_command_returns_is_no_exit_code(own: Shell) -> None:
     assert own.ok("-A", "app", "answer") == ""
 

@@ -19,6 +19,9 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 #: Partitions that a topic may have: each is a row of its own, made and looked at with the others.
 PARTITION_LIMIT = 10_000
 
+#: What an option may say: half of what a process can address on common machines.
+BYTES_LIMIT = 1 << 46
+
 #: Bytes that a record may have unless the option ``record_limit`` says otherwise.
 RECORD_LIMIT = 64 << 20
 
@@ -26,8 +29,10 @@ RECORD_LIMIT = 64 << 20
 def byte_option(url: str, options: dict[str, object], name: str) -> int | None:
     """Take an option out of `options`, None where it is not given. Raises `ConfigurationError`."""
     value = options.pop(name, None)
-    if value is not None and (not isinstance(value, int) or value < 1):
-        raise ConfigurationError(f"broker {url!r}: {name} {value!r}: must be a number of bytes, at least 1")
+    if value is not None and (not isinstance(value, int) or not 1 <= value <= BYTES_LIMIT):
+        raise ConfigurationError(
+            f"broker {url!r}: {name} {value!r}: must be a number of bytes, at least 1 and at most {BYTES_LIMIT}"
+        )
     return value
 
 
