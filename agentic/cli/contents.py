@@ -32,7 +32,7 @@ from agentic.runtime.state import number, upto
 from agentic.settings import Settings
 from agentic.state.envelope import unwrap, wrap
 from agentic.state.keys import KeyFormat, key_format
-from agentic.state.lmdb import Copy, LmdbStore, copies
+from agentic.state.lmdb import Copy, LmdbStore, copies, in_use
 from agentic.table import Table
 from agentic.topic import nearest
 
@@ -119,11 +119,31 @@ def state_home(settings: Settings) -> Path:
 
 
 def copies_by_task(settings: Settings) -> dict[str, list[Copy]]:
-    """Return this machine's copies by the name of their task."""
+    """Return this machine's copies by the name of their task.
+
+    Raises:
+        ConfigurationError: they can't be looked for.
+    """
     found: dict[str, list[Copy]] = {}
-    for copy in copies(settings.state_dir, settings.name):
-        found.setdefault(copy.task, []).append(copy)
+    try:
+        for copy in copies(settings.state_dir, settings.name):
+            found.setdefault(copy.task, []).append(copy)
+    except OSError as error:
+        raise ConfigurationError(
+            f"local state {str(error.filename or state_home(settings))!r} can't be read ({error.strerror}); "
+            "check its owner and mode, or run as the worker's user"
+        ) from None
     return found
+
+
+def is_in_use(copy: Copy) -> bool:
+    """Does a process have a copy now? Raises `ConfigurationError` where that can't be told."""
+    try:
+        return in_use(copy)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{copy.directory}: whether a worker has it can't be told ({error.strerror}); run as the worker's user"
+        ) from None
 
 
 async def bounds_of(
@@ -183,6 +203,7 @@ class Reading:
         self._say = say
         self._keys = keys_of(table)
         self._place = place_of(app, table, known)
+        self._copies = copies_by_task(app.settings)
         self._stack = ExitStack()
         self._low = b""
         self._high: bytes | None = None
@@ -235,8 +256,7 @@ class Reading:
 
     def _local(self, partition: int) -> tuple[int | None, Iterator[tuple[bytes, bytes]]] | None:
         """Return the offset up to which the furthest copy has the changelog, and its rows; None without a copy."""
-        found = copies_by_task(self._app.settings).get(self._place.task(partition), [])
-        readable = self._stack.enter_context(opened(found, self._say))
+        readable = self._stack.enter_context(opened(self._copies.get(self._place.task(partition), []), self._say))
         marked = [(number(store.mark(upto(self._table))), store) for _, store in readable]
         having = [(at, store) for at, store in marked if self._table.name in store.tables]
         if not having:

@@ -115,7 +115,7 @@ async def _look(app: App, broker: Broker) -> Memory:
 
 async def check_stopped(app: App, broker: Broker, what: str) -> None:
     """Raise `ConfigurationError` while a worker of the app is alive, on this machine or another."""
-    from agentic.state.lmdb import copies, in_use
+    from agentic.cli.contents import copies_by_task, is_in_use
 
     if members := (await broker.describe_group(app.name)).members:
         timeout = app.settings.session_timeout.total_seconds()
@@ -123,8 +123,8 @@ async def check_stopped(app: App, broker: Broker, what: str) -> None:
             f"app {app.name!r} has {named('live worker', sorted(members))}: stop them before the {what}; one that was "
             f"killed counts as alive until its session_timeout has passed, {timeout:g} s"
         )
-    for copy in copies(app.settings.state_dir, app.name):
-        if in_use(copy):
+    for copy in (copy for found in copies_by_task(app.settings).values() for copy in found):
+        if is_in_use(copy):
             raise ConfigurationError(
                 f"{copy.directory}: a process that has left the group still has it open; stop it before the {what}"
             )

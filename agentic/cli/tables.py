@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import islice
@@ -28,6 +29,9 @@ def _table_names(ctx: click.Context, _: click.Parameter, incomplete: str) -> lis
         return []
     return [name for name in (app.tables if app else ()) if name.startswith(incomplete)]
 
+
+#: Lines that are written together.
+LOT = 1_000
 
 _NAME = click.argument("name", shell_complete=_table_names)
 
@@ -66,9 +70,8 @@ def _list() -> None:
 
 
 async def _copies(app: App, broker: Broker) -> list[tuple[object, ...]]:
-    from agentic.cli.contents import bounds_of, copies_by_task, opened, place_of
+    from agentic.cli.contents import bounds_of, copies_by_task, is_in_use, opened, place_of
     from agentic.runtime.state import number, upto
-    from agentic.state.lmdb import in_use
 
     known = await broker.topics()
     by_task = copies_by_task(app.settings)
@@ -91,7 +94,7 @@ async def _copies(app: App, broker: Broker) -> list[tuple[object, ...]]:
                     at = number(store.mark(upto(table)))
                     start, end = (0, 0) if bounds is None else bounds[n]
                     behind: object = "" if bounds is None else max(0, end - (start if at is None else at))
-                    used = "yes" if in_use(copy) else "no"
+                    used = "yes" if is_in_use(copy) else "no"
                     counts = store.stat(table.name)
                     size = counts["psize"] * sum(counts[f"{kind}_pages"] for kind in ("branch", "leaf", "overflow"))
                     rows.append((table.name, task, counts["entries"], size, behind, copy.directory, used))
@@ -221,19 +224,28 @@ def _rows(table: Table[Any, Any], low: bytes, high: bytes | None, key: bytes | N
 
 
 def _show(table: Table[Any, Any], rows: Iterator[Any], *, jsonl: bool) -> None:
+    out = sys.stdout.buffer
+    lines = _lines(table, rows, jsonl)
+    # By the lot: there may be millions.
+    while lot := b"".join(islice(lines, LOT)):
+        out.write(lot)
+    out.flush()
+
+
+def _lines(table: Table[Any, Any], rows: Iterator[Any], jsonl: bool) -> Iterator[bytes]:
     from agentic.cli.contents import keys_of
 
     keys = keys_of(table)
     for row in rows:
         key, value = shown(table.key, keys.to_wire(row.stored_key)), shown(table.value, row.value)
-        if jsonl:
-            line: dict[str, object] = {"key": msgspec.Raw(key), "value": msgspec.Raw(value), "timestamp": row.timestamp}
-            if not table.check_keys:
-                # From such a key its partition does not follow.
-                line["partition"] = row.partition
-            click.echo(msgspec.json.encode(line))
+        if not jsonl:
+            yield b"%s  %s  %s\n" % (clock_time(row.timestamp).encode(), key, value)
+        elif table.check_keys:
+            yield b'{"key":%s,"value":%s,"timestamp":%d}\n' % (key, value, row.timestamp)
         else:
-            click.echo(f"{clock_time(row.timestamp)}  {key.decode()}  {value.decode()}")
+            # From such a key its partition does not follow.
+            line = b'{"key":%s,"value":%s,"timestamp":%d,"partition":%d}\n'
+            yield line % (key, value, row.timestamp, row.partition)
 
 
 def _beginning(table: Table[Any, Any], text: str) -> bytes:
