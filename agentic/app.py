@@ -136,6 +136,7 @@ class App:
         ttl: timedelta | None = None,
         source: Topic[Any, Any] | None = None,
         changelog: bool = True,
+        versioned: timedelta | None = None,
         check_keys: bool = True,
     ) -> Table[Any, Any]:
         """Declare a table: a dict that is partitioned, durable, and right after any crash.
@@ -148,6 +149,8 @@ class App:
             source: a topic whose records fill the table, the last of each key; a tombstone deletes.
                 It is its own changelog, and agents only read such a table.
             changelog: False for scratch state that need not survive the worker's disk.
+            versioned: how far back `Table.at` knows the rows: the table keeps the versions of each key, by the
+                events' timestamps. An update that is older than that is dropped, and counted as ``expired``.
             check_keys: False lets an agent write keys of other partitions, each task its own rows of them.
 
         Raises:
@@ -165,6 +168,7 @@ class App:
             ttl=ttl,
             source=source,
             changelog=changelog,
+            versioned=versioned,
             check_keys=check_keys,
         )
         self.tables[name] = table

@@ -101,6 +101,7 @@ class Table(MutableMapping[K, V]):
         default: gives the value of a key without a row, for ``table[key]``.
         ttl: how long a row lives after its last update, by the task's clock; None: for ever.
         source: the topic that fills the table and serves as its changelog, None for a table of agents.
+        versioned: how far back its rows are known, None for a table that knows only the last ones.
         changelog: whether its rows survive the loss of the worker's disk.
         check_keys: whether a key that belongs to another partition is refused.
     """
@@ -116,6 +117,7 @@ class Table(MutableMapping[K, V]):
         ttl: timedelta | None = None,
         source: Topic[Any, Any] | None = None,
         changelog: bool = True,
+        versioned: timedelta | None = None,
         check_keys: bool = True,
     ) -> None:
         if not isinstance(name, str) or not TOPIC_NAME.fullmatch(name):
@@ -126,6 +128,13 @@ class Table(MutableMapping[K, V]):
             )
         if ttl is not None and (not isinstance(ttl, timedelta) or ttl < timedelta(milliseconds=1)):
             raise ConfigurationError(f"table {name!r}: ttl={ttl!r} must be a timedelta of at least a millisecond")
+        if versioned is not None and (not isinstance(versioned, timedelta) or versioned < timedelta(0)):
+            raise ConfigurationError(
+                f"table {name!r}: versioned={versioned!r} must be a timedelta, how far back it knows"
+            )
+        if ttl is not None and (versioned is not None or source is not None):
+            other = "versioned=" if versioned is not None else "source="
+            raise ConfigurationError(f"table {name!r}: ttl= and {other} exclude each other")
         if source is not None and not isinstance(source, Topic):
             raise ConfigurationError(f"table {name!r}: source={source!r} is no topic; make one by app.topic(…)")
         if source is not None and not changelog:
@@ -141,6 +150,7 @@ class Table(MutableMapping[K, V]):
         self.ttl = ttl
         self.source = source
         self.changelog = changelog
+        self.versioned = versioned
         self.check_keys = check_keys
         self._app = app
         self._changes: Changes[K] | None = None
@@ -149,6 +159,11 @@ class Table(MutableMapping[K, V]):
     def ttl_ms(self) -> int | None:
         """The time to live in milliseconds."""
         return None if self.ttl is None else self.ttl // timedelta(milliseconds=1)
+
+    @property
+    def history_ms(self) -> int | None:
+        """How far back it knows its rows, in milliseconds."""
+        return None if self.versioned is None else self.versioned // timedelta(milliseconds=1)
 
     @property
     def changelog_topic(self) -> str | None:
@@ -166,7 +181,8 @@ class Table(MutableMapping[K, V]):
     @property
     def shape(self) -> str:
         """What the rows of its store are: rows of another shape are not taken for its own."""
-        return f"{_declared(self.key)} to {_declared(self.value)}"
+        kind = "" if self.versioned is None else "versions of "
+        return f"{_declared(self.key)} to {kind}{_declared(self.value)}"
 
     def changes(self) -> Changes[K]:
         """Return its changes as a source: a `Change` (key, old, new) for each row that an event wrote.
@@ -260,6 +276,18 @@ class Table(MutableMapping[K, V]):
             value = self.default() if default is None and self.default is not None else default
             view.set(key, value)
         return value
+
+    def at(self, key: K, timestamp: int | datetime, default: Any = None) -> Any:
+        """Return the value that `key` had as of a time; `default` where it had none, or that is known no more.
+
+        Args:
+            timestamp: milliseconds since the epoch, or an aware datetime.
+
+        Raises:
+            TypeError: the table keeps no history; declare ``versioned=``.
+        """
+        value = self._view().at(key, timestamp_ms(timestamp))
+        return default if value is MISSING else value
 
     def items(self) -> ItemsView[K, V]:
         """The rows of this task's partition, in the order of the keys."""
@@ -360,8 +388,3 @@ class _Values(ValuesView[V]):
 def _declared(codec: Codec[Any]) -> str:
     declared = getattr(codec, "declared", type(codec))
     return "JSON" if declared is None else getattr(declared, "__qualname__", str(declared))
-
-
-def as_of(timestamp: int | datetime) -> int:
-    """Return the milliseconds of a point in time that a user gave."""
-    return timestamp_ms(timestamp)

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agentic.agent import feeder
@@ -24,6 +24,7 @@ from agentic.core.ledger import OffsetLedger
 from agentic.errors import BrokerUnavailable
 from agentic.metrics import Metrics
 from agentic.runtime.outbox import AGAIN
+from agentic.runtime.replay import Replay
 from agentic.runtime.state import WRITTEN, TaskState, number
 from agentic.runtime.stores import Stores
 from agentic.table import Table
@@ -51,7 +52,7 @@ class Restoration:
         position: the changelog offset up to which its rows have been read.
         target: the offset at which it is complete.
         begun: the offset at which it began.
-        rows: those that were read, to be written together.
+        replay: those that were read, to be written together.
     """
 
     task: Task
@@ -62,9 +63,8 @@ class Restoration:
     target: int
     position: int
     started: float
+    replay: Replay
     restored: int = 0
-    size: int = 0
-    rows: dict[bytes, tuple[bytes | None, int]] = field(default_factory=dict)
     writing: asyncio.Future[None] | None = None
 
     @property
@@ -138,7 +138,7 @@ class Recovery:
                 at = start
             if at < target:
                 now = time.monotonic()
-                found.append(Restoration(task, state, table, tp, at, target, at, now))
+                found.append(Restoration(task, state, table, tp, at, target, at, now, state.replay(table)))
                 self.restorations[tp] = found[-1]
             else:
                 state.upto[table] = max(at, state.upto.get(table, 0))
@@ -204,7 +204,7 @@ class Recovery:
                         continue
                     each = by_tp[batch.tp]
                     self._collect(each, batch)
-                    if each.done or each.size >= BATCH_BYTES or len(each.rows) >= BATCH_ROWS:
+                    if each.done or each.replay.size >= BATCH_BYTES or len(each.replay) >= BATCH_ROWS:
                         await self._write(each)
                     if each.done:
                         await self._finish(each)
@@ -223,32 +223,25 @@ class Recovery:
 
     @staticmethod
     def _collect(each: Restoration, batch: Batch) -> None:
-        """Take the records below the target; the last one of a key counts."""
+        """Take the records below the target."""
         offsets, keys, values, timestamps = batch.offsets, batch.keys, batch.values, batch.timestamps
         if offsets and offsets[-1] >= each.target:
             within = sum(1 for offset in offsets if offset < each.target)
             keys, values, timestamps = keys[:within], values[:within], timestamps[:within]
         each.position = min(batch.position, each.target)
         each.restored += len(keys)
-        each.size += sum(map(len, filter(None, values))) + 48 * len(keys)
-        formats = each.state.layout(each.table).keys
-        rows = zip(values, timestamps)
-        if None in keys:
-            pairs = [(key, row) for key, row in zip(keys, rows) if key is not None]
-        else:
-            pairs = list(zip(keys, rows))  # type: ignore[arg-type]
-        if formats.identity:
-            each.rows.update(pairs)
-        else:
-            from_wire = formats.from_wire
-            each.rows.update((from_wire(key), row) for key, row in pairs)
+        each.replay.add(keys, values, timestamps)
 
     async def _write(self, each: Restoration) -> None:
         """Write what was collected, beside the next reading; one write of a table at a time."""
         if each.writing is not None:
             await each.writing
-        rows, each.rows, each.size = each.rows, {}, 0
-        each.writing = asyncio.ensure_future(each.state.restore(each.table, rows, each.position))
+        replay = each.replay
+        each.writing = asyncio.ensure_future(
+            each.state.restore(each.table, replay.take(), each.position, replay.observed)
+        )
+        if not replay.overlaps:
+            await each.writing
 
     async def _finish(self, each: Restoration) -> None:
         if each.writing is not None:

@@ -13,9 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentic.brokers.base import TopicPartition
+from agentic.core.versioned import NOTHING_OBSERVED
+from agentic.runtime.replay import Replay, Replayed, replay
 from agentic.runtime.slot import Slot
 from agentic.runtime.stores import Stores
-from agentic.runtime.tables import ExpiringView, FedView, Layout, TableView
+from agentic.runtime.tables import ExpiringView, FedVersionedView, FedView, Layout, TableView, VersionedView
 from agentic.state.base import Store
 from agentic.state.buffer import TableBuffer, store_rows
 from agentic.table import Table
@@ -25,6 +27,11 @@ from agentic.topic import Outgoing
 def upto(table: Table[Any, Any]) -> str:
     """Return the name of the mark with the changelog offset up to which the store has a table's rows."""
     return f"upto/{table.name}"
+
+
+def observed(table: Table[Any, Any]) -> str:
+    """Return the name of the mark with the stream time of a table with versions."""
+    return f"observed/{table.name}"
 
 
 #: The mark that says how far a store has come, all tables together: of two copies the greater is ahead.
@@ -79,6 +86,11 @@ class TaskState:
             table: offset for table in tables if (offset := number(store.mark(upto(table)))) is not None
         }
         self._writing = asyncio.Lock()
+        for table, buffer in self.buffers.items():
+            if table.versioned is not None:
+                known = number(store.mark(observed(table)))
+                buffer.observed = NOTHING_OBSERVED if known is None else known
+        self._observed: dict[Table[Any, Any], int] = {}
         self._encoded: dict[Table[Any, Any], list[tuple[bytes, bytes | None, int]]] = {}
         self.closed = False
 
@@ -88,7 +100,11 @@ class TaskState:
 
     def view(self, table: Table[Any, Any], slot: Slot[Any]) -> TableView:
         """Return the table as the instance in `slot` sees it."""
-        kind = FedView if table.source is not None else ExpiringView if table.ttl is not None else TableView
+        kind: type[TableView]
+        if table.versioned is not None:
+            kind = VersionedView if table.source is None else FedVersionedView
+        else:
+            kind = FedView if table.source is not None else ExpiringView if table.ttl is not None else TableView
         return kind(table, self._layouts[table], self.buffers[table], slot, self.partition, self._partitions)
 
     def cache(self, size: int) -> None:
@@ -114,6 +130,7 @@ class TaskState:
         """A checkpoint begins: fix what it writes; return whether there is anything."""
         taken = [len(buffer.take()) for buffer in self.buffers.values()]
         self._encoded = {}
+        self._observed = {table: self.buffers[table].observed for table in self.buffers if table.versioned is not None}
         return any(taken)
 
     def changes(self) -> Iterator[Outgoing]:
@@ -155,6 +172,8 @@ class TaskState:
                 if end is not None and end != self.upto.get(table):
                     self.upto[table] = end
                     marks[upto(table)] = as_mark(end)
+            for table, time_of in self._observed.items():
+                marks[observed(table)] = as_mark(time_of)
             rows = {table.name: encoded for table, encoded in self._encoded.items() if encoded}
             if rows or marks:
                 marks[ADVANCE] = as_mark(sum(self.upto.values()))
@@ -171,28 +190,42 @@ class TaskState:
 
     # -- recovery -----------------------------------------------------------------------------
 
+    def replay(self, table: Table[Any, Any]) -> Replay:
+        """Return what collects a table's rows out of its changelog."""
+        return replay(table, self._layouts[table], self.store, self.buffers[table].observed)
+
     async def restore(
-        self, table: Table[Any, Any], rows: Mapping[bytes, tuple[bytes | None, int]], position: int
+        self, table: Table[Any, Any], rows: Replayed, position: int, time_of: int = NOTHING_OBSERVED
     ) -> None:
-        """Write rows that were read from a table's changelog up to `position`; the task has not begun yet."""
+        """Write rows that were read from a table's changelog up to `position`; the task has not begun yet.
+
+        Args:
+            time_of: the greatest timestamp met by then; kept for a table with versions.
+        """
         async with self._writing:
             if self.closed:
                 return
             self.upto[table] = position
-            marks = {upto(table): as_mark(position), ADVANCE: as_mark(sum(self.upto.values()))}
+            marks: dict[str, bytes | None] = {
+                upto(table): as_mark(position),
+                ADVANCE: as_mark(sum(self.upto.values())),
+                WRITTEN: as_mark(time.time_ns() // 1_000_000),
+            }
+            if table.versioned is not None:
+                self.buffers[table].observed = max(self.buffers[table].observed, time_of)
+                marks[observed(table)] = as_mark(self.buffers[table].observed)
             await self._stores.run(self._write_restored, table.name, rows, marks)
 
-    def _write_restored(
-        self, table: str, rows: Mapping[bytes, tuple[bytes | None, int]], marks: Mapping[str, bytes | None]
-    ) -> None:
+    def _write_restored(self, table: str, rows: Replayed, marks: Mapping[str, bytes | None]) -> None:
         self.store.write({table: store_rows([(key, *row) for key, row in sorted(rows.items())])}, marks)
 
     async def clear(self, table: Table[Any, Any]) -> None:
         """Remove all rows of a table, that it be restored whole."""
         async with self._writing:
             self.upto.pop(table, None)
+            self.buffers[table].observed = NOTHING_OBSERVED
             # The mark first: a store that claims rows which it has not would never get them back.
-            await self._stores.run(self.store.write, {}, {upto(table): None})
+            await self._stores.run(self.store.write, {}, {upto(table): None, observed(table): None})
             await self._stores.run(self.store.clear, table.name)
 
     async def close(self) -> None:

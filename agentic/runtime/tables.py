@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentic.codecs.json import Typed
 from agentic.codecs.raw import Raw, Text
+from agentic.core import versioned
 from agentic.core.partitioning import partition_of
 from agentic.errors import AgenticError, CodecError, TableUnavailable, WrongPartition
 from agentic.state.buffer import Row, TableBuffer
@@ -51,8 +52,22 @@ class Layout:
             self.scalar, self.load, self.dump, self.value_of = codec.declared, codec.decode, codec.encode, None
         elif isinstance(codec, Raw):
             self.scalar, self.value_of = bytes, None
+        if table.versioned is not None:
+            # An entry is what the versions of a key are: immutable, with values as the codec's bytes.
+            self.scalar, self.load, self.dump = None, versioned.decode, versioned.encode
+            self.value_of = _latest_by(codec.decode)
         # The codec's own methods are plain functions of C: the hot path calls them directly.
         self.encode_key: Callable[[Any], bytes] = str.encode if isinstance(table.key, Text) else self.keys.encode
+
+
+def _latest_by(decode: Callable[[bytes], Any]) -> Callable[[Any], Any]:
+    """What makes the latest value of an entry of versions; None where that is a tombstone."""
+
+    def latest(entry: versioned.Versions) -> Any:
+        value = versioned.latest(entry)
+        return None if value is None else decode(value)
+
+    return latest
 
 
 def _as_it_is(data: bytes) -> bytes:
@@ -157,6 +172,16 @@ class TableView:
             self._slot.touched.append(self)
         self.overlay[raw] = (entry, event.timestamp)
 
+    def _ours_of(self, key: Any) -> tuple[bytes, Event]:
+        """Return a key's bytes and the current event, or refuse the key."""
+        raw = self.table.encode_key(self._encode_key, key)
+        event = self._slot.working_on
+        if event is None:
+            raise self._no_event()
+        if raw != event.raw_key and raw != self._ours:
+            self._check(raw, key)
+        return raw, event
+
     # -- the rest of the mapping --------------------------------------------------------------
 
     def remove(self, key: Any) -> bool:
@@ -219,13 +244,17 @@ class TableView:
         for raw, row in self.overlay.items():
             old = self._value(self._rows.get(raw) or self._load(raw))
             new = self._value(row)
-            if old is None and new is None:
-                continue  # written and deleted by the same event
+            if not self._changed(old, new):
+                continue
             key = self._keys.decode(raw)
             change = Change(key, old, new)
             self._slot.children += [
                 (slot, origin, key, self._keys.to_wire(raw), change) for slot, origin in self.watchers
             ]
+
+    def _changed(self, old: Any, new: Any) -> bool:
+        # What the same event has written and deleted was never there.
+        return old is not None or new is not None
 
     def _value(self, row: Row) -> Any:
         entry = row[0]
@@ -298,8 +327,10 @@ class FedView(TableView):
             self._slot.drop("null_key")
             return
         raw = self._keys.from_wire(event.raw_key)
-        entry = None if event.value is None else self._entry(event.value)
-        self._write(raw, entry, event)
+        self._take(raw, event.value, event)
+
+    def _take(self, raw: bytes, value: Any, event: Event) -> None:
+        self._write(raw, None if value is None else self._entry(value), event)
 
 
 class ExpiringView(TableView):
@@ -342,3 +373,89 @@ class ExpiringView(TableView):
 
     def count(self) -> int:
         return sum(1 for _ in self.scan(MISSING, MISSING, MISSING, False))
+
+
+class VersionedView(TableView):
+    """A table that knows its rows as of earlier times. Source: spec, D.2."""
+
+    __slots__ = ("_history", "_observed")
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        history = self.table.history_ms
+        assert history is not None, "only such tables have versions"
+        self._history = history
+        #: The table's stream time with the current event's own writes; None without any.
+        self._observed: int | None = None
+
+    def get(self, key: Any) -> Any:
+        value = super().get(key)
+        return MISSING if value is None else value
+
+    def set(self, key: Any, value: Any) -> None:
+        self._writable()
+        raw, event = self._ours_of(key)
+        self._put(raw, self.table.encode_value(value), event)
+
+    def remove(self, key: Any) -> bool:
+        there = self.get(key) is not MISSING
+        if there:
+            self._writable()
+            raw, event = self._ours_of(key)
+            self._put(raw, None, event)
+        return there
+
+    def at(self, key: Any, timestamp: int) -> Any:
+        raw, _ = self._ours_of(key)
+        value = versioned.at(self._versions(raw), timestamp, observed=self._now(), history=self._history)
+        return MISSING if value is None else self.table.value.decode(value)
+
+    def count(self) -> int:
+        return sum(1 for _ in self.scan(MISSING, MISSING, MISSING, False))
+
+    def apply(self) -> None:
+        if self._observed is not None:
+            self.buffer.observed = max(self.buffer.observed, self._observed)
+            self._observed = None
+        super().apply()
+
+    def forget(self) -> None:
+        self._observed = None
+        super().forget()
+
+    def _put(self, raw: bytes, value: bytes | None, event: Event) -> None:
+        put = versioned.put(self._versions(raw), event.timestamp, value, observed=self._now(), history=self._history)
+        if put is None:
+            self._slot.drop("expired")
+            return
+        self._observed = put.observed
+        newest = put.versions.timestamps[0] if put.versions.timestamps else event.timestamp
+        if not self.overlay:
+            self._slot.touched.append(self)
+        self.overlay[raw] = (put.versions if put.versions.timestamps else None, newest)
+
+    def _versions(self, raw: bytes) -> versioned.Versions:
+        row = self.overlay.get(raw) or self._rows.get(raw) or self._load(raw)
+        return versioned.EMPTY if row[0] is None else row[0]
+
+    def _now(self) -> int:
+        return self.buffer.observed if self._observed is None else max(self._observed, self.buffer.observed)
+
+    def _decoded(self, rows: Iterator[tuple[bytes, Any, int]], event: Event) -> Iterator[tuple[Any, Any]]:
+        return ((key, value) for key, value in super()._decoded(rows, event) if value is not None)
+
+    def _changed(self, old: Any, new: Any) -> bool:
+        # A version that came out of order changes the past only.
+        return super()._changed(old, new) and old != new
+
+
+class FedVersionedView(VersionedView, FedView):
+    """A table with versions that a topic fills."""
+
+    __slots__ = ()
+
+    def set(self, key: Any, value: Any) -> None:
+        self._writable()
+
+    def _take(self, raw: bytes, value: Any, event: Event) -> None:
+        self._put(raw, None if value is None else self.table.encode_value(value), event)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from operator import gt, lt
 from typing import Any, Final, Generic, TypeVar
 
+from agentic.core.versioned import NOTHING_OBSERVED
 from agentic.state.base import Rows, Store
 from agentic.state.envelope import unwrap, wrap
 
@@ -40,6 +41,7 @@ class TableBuffer(Generic[E]):
         rows: the cache's younger half. Whoever reads looks here first, and calls `load` for
             what is not in it. The object stays the same, so that the hot path may hold on to it.
         dirty: rows written since the last checkpoint began, by key.
+        observed: of a table with versions, the greatest timestamp that it has accepted, in ms.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class TableBuffer(Generic[E]):
         self._load = load
         self._dump = dump
         self.cache_bytes = 16 << 20
+        self.observed = NOTHING_OBSERVED
         self._aged: dict[bytes, Row] = {}
         self._flushing: dict[bytes, Row] = {}
         #: Mean size of a row's key and value, from those that were read or written as bytes.

@@ -1,0 +1,132 @@
+"""Rows out of a changelog's records, collected until they are written to a store together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentic.core import versioned
+from agentic.errors import CodecError
+from agentic.runtime.tables import Layout
+from agentic.state.base import Store
+from agentic.state.envelope import unwrap
+from agentic.table import Table
+
+#: Rows as a replay gives them: by the key's bytes in the store the value's bytes, None to delete, and the timestamp.
+Replayed = Mapping[bytes, tuple[bytes | None, int]]
+
+Column = Sequence[bytes | None]
+
+
+def replay(table: Table[Any, Any], layout: Layout, store: Store, observed: int) -> Replay:
+    """Return what collects the rows of a table; `observed` is its stream time so far, if it has versions."""
+    if table.source is None:
+        return Replay(table, layout)
+    return SourceReplay(table, layout) if table.versioned is None else VersionsReplay(table, layout, store, observed)
+
+
+class Replay:
+    """The rows of a table with a changelog of its own: the last record of a key is its row.
+
+    Attributes:
+        size: bytes that the collected rows take, about.
+        observed: the greatest timestamp met.
+        overlaps: may rows be collected while those before them are still being written?
+    """
+
+    overlaps = True
+
+    def __init__(self, table: Table[Any, Any], layout: Layout) -> None:
+        self.size = 0
+        self.observed = versioned.NOTHING_OBSERVED
+        self._table = table
+        self._keys = layout.keys
+        self._rows: dict[bytes, tuple[bytes | None, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, keys: Column, values: Column, timestamps: Sequence[int]) -> None:
+        """Take the records of a batch, in their order."""
+        self.size += sum(map(len, filter(None, values))) + 48 * len(keys)
+        self.observed = max(self.observed, max(timestamps, default=self.observed))
+        rows = zip(values, timestamps)
+        if None in keys:
+            pairs = [(key, row) for key, row in zip(keys, rows) if key is not None]
+        else:
+            pairs = list(zip(keys, rows))  # type: ignore[arg-type]
+        if self._keys.identity:
+            self._rows.update(pairs)
+        else:
+            from_wire = self._keys.from_wire
+            self._rows.update((from_wire(key), row) for key, row in pairs)
+
+    def take(self) -> Replayed:
+        """Return what was collected, and begin anew."""
+        rows, self._rows, self.size = self._rows, {}, 0
+        return rows
+
+
+class SourceReplay(Replay):
+    """The rows of a table that a topic fills: what can't be decoded was given up by the task's policy."""
+
+    def add(self, keys: Column, values: Column, timestamps: Sequence[int]) -> None:
+        whole = [i for i, (key, value) in enumerate(zip(keys, values)) if self._decodes(key, value)]
+        if len(whole) < len(keys):
+            keys, values, timestamps = ([column[i] for i in whole] for column in (keys, values, timestamps))  # type: ignore[assignment]
+        super().add(keys, values, timestamps)
+
+    def _decodes(self, key: bytes | None, value: bytes | None) -> bool:
+        try:
+            if key is not None:
+                self._table.key.decode(key)
+            if value is not None:
+                self._table.value.decode(value)
+        except (ValueError, CodecError):
+            return False
+        return True
+
+
+class VersionsReplay(SourceReplay):
+    """The rows of a table with versions that a topic fills: each record is a version, put again in its order."""
+
+    overlaps = False
+
+    def __init__(self, table: Table[Any, Any], layout: Layout, store: Store, observed: int) -> None:
+        super().__init__(table, layout)
+        self.observed = observed
+        self._store = store
+        self._versions: dict[bytes, versioned.Versions] = {}
+        history = table.history_ms
+        assert history is not None, "it has versions"
+        self._history = history
+
+    def __len__(self) -> int:
+        return len(self._versions)
+
+    def add(self, keys: Column, values: Column, timestamps: Sequence[int]) -> None:
+        for key, value, timestamp in zip(keys, values, timestamps):
+            if key is None or not self._decodes(key, value):
+                continue
+            raw = self._keys.from_wire(key)
+            versions = self._versions.get(raw)
+            if versions is None:
+                versions = self._stored(raw)
+            put = versioned.put(versions, timestamp, value, observed=self.observed, history=self._history)
+            if put is not None:
+                self.observed = put.observed
+                self._versions[raw] = put.versions
+                self.size += len(value or b"") + 48
+
+    def _stored(self, raw: bytes) -> versioned.Versions:
+        blob = self._store.get(self._table.name, raw)
+        return versioned.EMPTY if blob is None else versioned.decode(unwrap(blob)[0])
+
+    def take(self) -> Replayed:
+        rows: dict[bytes, tuple[bytes | None, int]] = {
+            raw: (versioned.encode(versions), versions.timestamps[0]) if versions.timestamps else (None, self.observed)
+            for raw, versions in self._versions.items()
+        }
+        self._versions = {}
+        self.size = 0
+        return rows
