@@ -291,6 +291,43 @@ def test_tables_are_read_beside_a_worker(counted: Shell, start: Start) -> None:
     assert worker.returncode == 0
 
 
+#: Each event changes two rows by the same number.
+BALANCE = """
+import asyncio
+from datetime import timedelta
+
+from agentic import App
+
+app = App("bank", topic_partitions=2, delivery="exactly_once", commit_interval=timedelta(milliseconds=20))
+transfers = app.topic("transfers", value=int)
+accounts = app.table("accounts", key=str, value=int, default=int, check_keys=False)
+
+
+@app.agent(transfers)
+async def transfer(stream):
+    async for amount in stream:
+        accounts[f"from {amount % 50}"] -= amount
+        accounts[f"to {amount % 70}"] += amount
+        await asyncio.sleep(0.0001)
+"""
+
+
+def test_a_dump_beside_a_worker_shows_whole_checkpoints(app: Shell, start: Start) -> None:
+    app.write("bank.py", BALANCE)
+    lines = "".join(json.dumps({"value": n, "partition": n % 2}) + "\n" for n in range(4_000))
+    app.ok("-A", "bank", "send", "transfers", "--jsonl", "-", stdin=lines)
+    worker = start("-A", "bank", "run")
+    until_ready(worker)
+    moved = set()
+    while worker.poll() is None:
+        rows = [json.loads(line) for line in app.ok("-A", "bank", "tables", "dump", "accounts").splitlines()]
+        for partition in (0, 1):
+            assert sum(row["value"] for row in rows if row["partition"] == partition) == 0
+        moved.add(sum(abs(row["value"]) for row in rows))
+    assert worker.returncode == 0
+    assert len(moved) > 2, "some were dumped in mid-run"
+
+
 # -- dumping and loading --------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import tempfile
 from collections.abc import Iterable
 from contextlib import closing
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentic import App, Stream
-from agentic.brokers.base import TopicSpec
+from agentic.brokers.base import TopicInfo, TopicSpec
 from agentic.brokers.memory import MemoryBroker
 from agentic.cli import contents
 from agentic.cli.contents import Reading
@@ -24,6 +25,8 @@ from agentic.table import Table
 
 #: A change of a key: its value, None for a deletion.
 Change = tuple[str, int | None]
+
+CHANGELOG = "outside-rows-changelog"
 
 changes = st.lists(st.tuples(st.sampled_from(["a", "ab", "b", "", "ä"]), st.none() | st.integers(0, 9)), max_size=30)
 
@@ -59,23 +62,32 @@ def copy_of(state_dir: str, table: Table[str, int], rows: dict[bytes, int], clai
 
 
 async def read(
-    app: App, table: Table[str, int], logged: list[Change], low: bytes, high: bytes | None
+    app: App,
+    table: Table[str, int],
+    logged: list[Change],
+    low: bytes = b"",
+    high: bytes | None = None,
+    broker: MemoryBroker | None = None,
 ) -> tuple[list[tuple[bytes, int]], list[str]]:
     """Return the rows that are read where `logged` is the changelog, and what was said of them."""
-    broker = MemoryBroker()
+    broker = broker or MemoryBroker()
     await broker.open(1)
-    await broker.create_topics([TopicSpec("events"), TopicSpec("outside-rows-changelog", compacted=True)])
-    producer = broker.producer()
-    for key, value in logged:
-        producer.send("outside-rows-changelog", key.encode(), None if value is None else b"%d" % value, 5)
-    await producer.flush()
+    await broker.create_topics([TopicSpec("events"), TopicSpec(CHANGELOG, compacted=True)])
+    await log(broker, logged)
     said: list[str] = []
     reading = Reading(app, table, await broker.topics(), broker, said.append)
     with closing(reading):
         rows = [(row.stored_key, int(row.value)) for row in await reading.rows(low, high, [0])]
-    await producer.close()
     await broker.close()
     return rows, said
+
+
+async def log(broker: MemoryBroker, changes: list[Change]) -> None:
+    producer = broker.producer()
+    for key, value in changes:
+        producer.send(CHANGELOG, key.encode(), None if value is None else b"%d" % value, 5)
+    await producer.flush()
+    await producer.close()
 
 
 def expected(rows: dict[bytes, int], low: bytes, high: bytes | None) -> list[tuple[bytes, int]]:
@@ -100,7 +112,7 @@ def test_a_copy_of_a_changelog_that_is_gone_is_not_used() -> None:
     with tempfile.TemporaryDirectory() as state_dir:
         app, table = app_with_table(state_dir)
         copy_of(state_dir, table, {b"old": 1}, 100)
-        rows, said = asyncio.run(read(app, table, [("a", 1)], b"", None))
+        rows, said = asyncio.run(read(app, table, [("a", 1)]))
         assert rows == [(b"a", 1)]
         assert said == ["rows: partition 0 from topic outside-rows-changelog"]
 
@@ -113,9 +125,41 @@ def test_a_copy_that_is_far_behind_is_not_used(monkeypatch: pytest.MonkeyPatch) 
         app, table = app_with_table(state_dir)
         for claims, source in [(1, "topic outside-rows-changelog"), (2, f"{state_dir}/outside/state")]:
             copy_of(state_dir, table, fold(logged[:claims]), claims)
-            rows, said = asyncio.run(read(app, table, logged, b"", None))
+            rows, said = asyncio.run(read(app, table, logged))
             assert rows == [(b"b", 2), (b"c", 1)]
             assert said == [f"rows: partition 0 from {source}"]
+
+
+WRITING = """
+import sys
+from agentic.state.envelope import wrap
+from agentic.state.lmdb import LmdbStore
+
+store = LmdbStore.open(sys.argv[1], identity={}, tables={"rows": sys.argv[2]})
+store.write({"rows": [(b"a", wrap(b"3", 5)), (b"b", wrap(b"3", 5))]}, {"upto/rows": (6).to_bytes(8, "big")})
+store.close()
+"""
+
+
+def test_what_a_worker_writes_meanwhile_is_not_mixed_in() -> None:
+    class Busy(MemoryBroker):
+        """Once the changelog's end was told, the worker goes on: it writes to the changelog and to the store."""
+
+        async def describe_topic(self, name: str) -> TopicInfo:
+            told = await super().describe_topic(name)
+            await log(self, [("a", 3), ("b", 3)])
+            # By another process, as a worker does: an environment is opened once in a process.
+            done = await asyncio.create_subprocess_exec(sys.executable, "-c", WRITING, directory, table.shape)
+            assert await done.wait() == 0
+            return told
+
+    with tempfile.TemporaryDirectory() as state_dir:
+        app, table = app_with_table(state_dir)
+        logged: list[Change] = [("a", 1), ("b", 1), ("a", 2), ("c", 2)]
+        copy_of(state_dir, table, fold(logged[:2]), 2)
+        directory = f"{state_dir}/outside/state/events-0/0"
+        rows, _ = asyncio.run(read(app, table, logged, broker=Busy()))
+        assert rows == [(b"a", 2), (b"b", 1), (b"c", 2)]
 
 
 def test_of_several_copies_the_furthest_is_used() -> None:
@@ -126,7 +170,7 @@ def test_of_several_copies_the_furthest_is_used() -> None:
             LmdbStore.open(f"{state_dir}/outside/state/events-0/1", identity={}, tables={"rows": table.shape})
         ) as store:
             store.write({"rows": [(b"a", wrap(b"7", 5))]}, {upto(table): as_mark(2)})
-        rows, _ = asyncio.run(read(app, table, [("a", 1), ("a", 2)], b"", None))
+        rows, _ = asyncio.run(read(app, table, [("a", 1), ("a", 2)]))
         assert rows == [(b"a", 7)], "the row that only the second copy has"
 
 
