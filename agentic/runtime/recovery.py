@@ -129,8 +129,10 @@ class Recovery:
         targets = await self._patiently(lambda: self._targets(task))
         found = []
         for table, tp, start, target in targets:
+            if state.closed:
+                return []  # it has gone meanwhile, and its store with it
             at = state.upto.get(table)
-            if at is not None and (why := self._why_whole(state, at, start, target)):
+            if at is not None and (why := self._why_whole(state, table, at, start, target)):
                 log.info("table %s of task %s is restored whole: %s", table.name, task.name, why)
                 at = None
             if at is None:
@@ -139,7 +141,6 @@ class Recovery:
             if at < target:
                 now = time.monotonic()
                 found.append(Restoration(task, state, table, tp, at, target, at, now, state.replay(table)))
-                self.restorations[tp] = found[-1]
             else:
                 state.upto[table] = max(at, state.upto.get(table, 0))
         return found
@@ -166,9 +167,12 @@ class Recovery:
         return found
 
     @staticmethod
-    def _why_whole(state: TaskState, at: int, start: int, target: int) -> str | None:
+    def _why_whole(state: TaskState, table: Table[Any, Any], at: int, start: int, target: int) -> str | None:
         if at < start:
             return f"its changelog begins at {start} by now, and the local store stands at {at}"
+        # A source goes on beyond what was committed of it, and at least once a store may be ahead of that.
+        if at > target and table.source is None:
+            return f"its changelog ends at {target}, and the local store stands at {at}: it was of another one"
         written = number(state.store.mark(WRITTEN))
         if at < target and written is not None and time.time_ns() // 1_000_000 - written > TOMBSTONES_KEPT:
             return "the local store is so old that deletions may be missing from the changelog"
@@ -190,7 +194,7 @@ class Recovery:
         by_tp: dict[TopicPartition, Restoration] = {}
         for each in todo:
             open_by_task[each.task] = open_by_task.get(each.task, 0) + 1
-            by_tp[each.tp] = each
+            by_tp[each.tp] = self.restorations[each.tp] = each
         log.info(
             "restoring %s: %d records",
             ", ".join(f"{each.table.name}[{each.tp.partition}]" for each in todo),
@@ -200,7 +204,7 @@ class Recovery:
         try:
             while by_tp:
                 for batch in await reader.poll(LOOK_ROUND):
-                    if batch.tp not in by_tp:
+                    if batch.tp not in by_tp or by_tp[batch.tp].state.closed:
                         continue
                     each = by_tp[batch.tp]
                     self._collect(each, batch)

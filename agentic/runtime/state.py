@@ -222,6 +222,8 @@ class TaskState:
     async def clear(self, table: Table[Any, Any]) -> None:
         """Remove all rows of a table, that it be restored whole."""
         async with self._writing:
+            if self.closed:
+                return
             self.upto.pop(table, None)
             self.buffers[table].observed = NOTHING_OBSERVED
             # The mark first: a store that claims rows which it has not would never get them back.
