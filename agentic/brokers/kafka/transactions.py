@@ -9,6 +9,7 @@ calls with retriable conflicts for ever, so fatal is looked at first.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -29,6 +30,10 @@ from agentic.errors import BrokerError, BrokerUnavailable, Fenced, TransactionAb
 
 #: Seconds of one blocking transactional call: afterwards it is called again.
 CALL = 5.0
+#: Seconds that a call may take beyond its own timeout before its producer is given up. librdkafka 2.16
+#: sends positions with no regard to the timeout, for ever, when the group's coordinator was out of the
+#: metadata for a moment, as one that restarts is (confluentinc/librdkafka#5511).
+STUCK = 3.0
 #: Seconds between two tries of the same call.
 AGAIN = 0.05
 
@@ -54,6 +59,8 @@ class TransactionalProducer(KafkaProducer):
         self._open = False
         self._fenced = False
         self._fatal: KafkaError | None = None
+        #: The call from which this producer has not come back, be it that nobody waits for it any more.
+        self._stuck: asyncio.Future[object] | None = None
         #: Why the open transaction can only be undone; what is sent meanwhile belongs to it and is let go.
         self._doomed: _Abort | _Dead | None = None
         #: When the broker was last known to keep a transaction of ours, by time.monotonic().
@@ -96,7 +103,14 @@ class TransactionalProducer(KafkaProducer):
 
     async def _connect(self) -> None:
         """Get a producer id, which fences any former holder of ours."""
-        await off_loop(self._init)
+        try:
+            await self._insist(self._producer.init_transactions, "init", 2 * self._patience)
+        except (_Abort, _Dead) as problem:
+            raise BrokerError(f"{self._about}: init: {problem}; check the ACLs of this user") from problem
+        except BrokerUnavailable:
+            if self._stuck is not None:
+                await self._replace()
+            raise
         self._cold = False
         self._alive_at = time.monotonic()
 
@@ -123,14 +137,8 @@ class TransactionalProducer(KafkaProducer):
             raise Fenced(f"{self._about}: another producer has it; this one is dead: restart the worker")
         await self._connected()
 
-    def _init(self) -> None:
-        try:
-            self._insist(self._producer.init_transactions, "init", 2 * self._patience)
-        except (_Abort, _Dead) as problem:
-            raise BrokerError(f"{self._about}: init: {problem}; check the ACLs of this user") from problem
-
-    def _insist(self, call: Callable[..., object], name: str, patience: float, *args: object) -> None:
-        """Call until it is done, as librdkafka asks for it; runs off the loop.
+    async def _insist(self, call: Callable[..., object], name: str, patience: float, *args: object) -> None:
+        """Call until it is done, as librdkafka asks for it.
 
         Raises:
             _Abort, _Dead, Fenced, BrokerUnavailable: see the module's docstring.
@@ -138,7 +146,7 @@ class TransactionalProducer(KafkaProducer):
         until = time.monotonic() + patience
         while True:
             try:
-                call(*args, CALL)
+                await self._once(call, name, *args)
                 return
             except RuntimeError as problem:
                 # The client was replaced or closed meanwhile; whoever did that settles what is open.
@@ -159,7 +167,18 @@ class TransactionalProducer(KafkaProducer):
                         f"{self._about}: {name}: not done within {patience:.0f} s: {error.str()};"
                         " whether it was, the committed positions tell"
                     ) from problem
-                time.sleep(AGAIN)
+                await asyncio.sleep(AGAIN)
+
+    async def _once(self, call: Callable[..., object], name: str, *args: object) -> None:
+        """Call off the loop; a call that outlives its own timeout is left behind."""
+        self._stuck = running = asyncio.ensure_future(off_loop(call, *args, CALL))
+        done, _ = await asyncio.wait([running], timeout=CALL + STUCK)
+        if not done:
+            raise BrokerUnavailable(
+                f"{self._about}: {name}: the client did not come back within {CALL + STUCK:g} s; it is replaced"
+            )
+        self._stuck = None
+        running.result()
 
     def _error(self, error: KafkaError, name: str) -> BrokerError:
         if error.code() in FENCED:
@@ -200,7 +219,7 @@ class TransactionalProducer(KafkaProducer):
                 raise TransactionAborted(f"{self._about}: {problem}") from problem
         offsets = [ck.TopicPartition(tp.topic, tp.partition, at.offset, at.metadata) for tp, at in positions.items()]
         try:
-            await off_loop(self._commit, offsets, metadata)
+            await self._commit(offsets, metadata)
         except (_Abort, _Dead) as problem:
             await self._end(problem, "commit")
         except BrokerUnavailable as problem:
@@ -210,14 +229,11 @@ class TransactionalProducer(KafkaProducer):
         finally:
             self._closed_transaction()
 
-    def _commit(self, offsets: list[Any], metadata: Any) -> None:
+    async def _commit(self, offsets: list[Any], metadata: Any) -> None:
         if offsets:
-
-            def send_offsets(timeout: float) -> None:
-                self._producer.send_offsets_to_transaction(offsets, metadata, timeout)
-
-            self._insist(send_offsets, "positions", self._patience)
-        self._insist(self._producer.commit_transaction, "commit", self._patience)
+            send_offsets = self._producer.send_offsets_to_transaction
+            await self._insist(send_offsets, "positions", self._patience, offsets, metadata)
+        await self._insist(self._producer.commit_transaction, "commit", self._patience)
 
     def _closed_transaction(self) -> None:
         self._open = False
@@ -242,7 +258,7 @@ class TransactionalProducer(KafkaProducer):
             await self._connected()
             return
         try:
-            await off_loop(self._insist, self._producer.abort_transaction, "abort", self._patience)
+            await self._insist(self._producer.abort_transaction, "abort", self._patience)
             self._producer.poll(0)
         except (_Abort, _Dead):
             await self._renew()
@@ -265,7 +281,15 @@ class TransactionalProducer(KafkaProducer):
         self._cold, self._fatal = True, None
         self._closed_transaction()
         self._make()
-        await off_loop(_discard, old)
+        await self._part_with(old)
+
+    async def _part_with(self, producer: Any) -> None:
+        """End a producer; one that is stuck when it has come back, since its close could wait as long."""
+        if self._stuck is None:
+            await off_loop(_discard, producer)
+        else:
+            self._stuck.add_done_callback(lambda call: _leave(call, producer))
+            self._stuck = None
 
     async def close(self) -> None:
         if not self._closed and self._open and not self._fenced:
@@ -281,7 +305,15 @@ class TransactionalProducer(KafkaProducer):
         if not self._closed:
             self._closed = True
             with suppress(TimeoutError):
-                await asyncio.wait_for(off_loop(_discard, self._producer), CLOSE)
+                await asyncio.wait_for(self._part_with(self._producer), CLOSE)
+
+
+def _leave(call: asyncio.Future[object], producer: Any) -> None:
+    """End a producer that has come back at last; how its call ended matters to nobody any more."""
+    if call.cancelled():
+        return  # the loop ends, and the call may go on
+    call.exception()
+    threading.Thread(target=_discard, args=(producer,), name="agentic-kafka-discard", daemon=True).start()
 
 
 def _discard(producer: Any) -> None:
