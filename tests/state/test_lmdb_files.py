@@ -6,6 +6,8 @@ import logging
 import os
 import shutil
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ import lmdb
 import pytest
 from store_support import IDENTITY, TABLES, open_store, run
 
+from agentic import machine
 from agentic.errors import BrokerError, StateMismatch, StorageCorrupt, StorageFull
 from agentic.state.lmdb import LmdbStore, boot, meta, resident
 
@@ -200,9 +203,6 @@ except BrokerError as error:
     print(error)
 store.close()
 """
-    import subprocess
-    import sys
-
     store = open_store(filled)
     with subprocess.Popen(
         [sys.executable, "-c", program, filled], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -232,9 +232,6 @@ store = LmdbStore.open_readonly(sys.argv[1])
 for line in sys.stdin:
     print(store.count("t"), flush=True)
 """
-    import subprocess
-    import sys
-
     store = open_store(tmp_path / "store", map_size=1 << 20)
     command = [sys.executable, "-c", program.replace("LmdbStore.open_readonly", SMALL), tmp_path / "store"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
@@ -334,7 +331,18 @@ def check_filled_but_first(directory: Path) -> None:
 
 
 def test_the_boot_of_this_machine_is_known() -> None:
-    assert boot.boot_id()
+    assert machine.boot_id()
+
+
+def test_the_boot_is_asked_of_the_system_where_there_is_no_proc(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = machine.boot_id.__wrapped__
+    monkeypatch.setattr(machine, "BOOT_ID", tmp_path / "none")
+    monkeypatch.setattr(machine, "SYSCTL", "/bin/echo")
+    assert asked() == "kern.bootsessionuuid"
+    monkeypatch.setattr(machine, "SYSCTL", str(tmp_path / "none"))
+    assert asked() == ""
 
 
 # Damage.

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from agentic.brokers.embedded.membership import Process
+from agentic.machine import boot_id
 
 
 def this_process() -> Process:
@@ -51,7 +52,8 @@ def _stat(pid: int) -> tuple[str, str]:
 def _space() -> str:
     """Where a pid means the same process: this machine since its boot, and this pid namespace."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+        namespace = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
         return f"host {platform.node()}"
+    boot = boot_id()
+    return f"{boot}/{namespace}" if boot else f"host {platform.node()}"

@@ -11,31 +11,14 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-from functools import cache
 from pathlib import Path
 
 from agentic.lmdbfile import DATA_FILE, LOCK_FILE
+from agentic.machine import boot_id
 
 OPEN_FILE = "open"
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 log = logging.getLogger(__name__)
-
-
-@cache
-def boot_id() -> str:
-    """Return what is the same until the machine starts again; empty where it can't be known."""
-    try:
-        return BOOT_ID.read_text().strip()
-    except OSError:
-        pass
-    try:
-        # macOS.
-        command = ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return ""
 
 
 def is_stale(directory: Path) -> bool:
