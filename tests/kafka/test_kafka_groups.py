@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import pathlib
+import signal
+import sys
 import time
+from asyncio.subprocess import PIPE
 from collections.abc import Mapping, Sequence
 
 import pytest
-from kafka_support import Cluster, Recorder, read, until
+from kafka_support import PATIENCE, Cluster, Recorder, read, until
 
 from agentic.brokers.base import Position, TopicPartition
 from agentic.brokers.kafka import KafkaBroker
 from agentic.brokers.kafka import poller as poller_module
 from agentic.errors import BrokerError, Fenced, NotOwner
+
+PEER = pathlib.Path(__file__).with_name("kafka_peer.py")
 
 
 async def fill(broker: KafkaBroker, topic: str, partition: int, count: int) -> None:
@@ -133,6 +140,44 @@ def test_a_second_worker_with_the_same_static_id_is_told_so(cluster: Cluster, pr
                     await until(lambda: False, [first])
             await second.close()
             await first.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_a_member_lost_is_read_again_by_the_next_owner_from_where_it_was_committed(
+    cluster: Cluster, protocol: str
+) -> None:
+    """Its process stands still for longer than its session, in the midst of its events."""
+    options: dict[str, object] = {"group.protocol": protocol}
+    if protocol == "classic":
+        options["session.timeout.ms"] = 1_500  # under the other one the broker decides
+
+    async def scenario() -> None:
+        async with cluster.open(options, t=1) as broker:
+            topic = f"{cluster.name}.t"
+            await fill(broker, topic, 0, 5)
+            command = [sys.executable, str(PEER), broker.url, json.dumps(options), cluster.name, topic]
+            peer = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+            assert peer.stdin is not None and peer.stdout is not None
+            second, two = broker.consumer(cluster.name, [topic]), Recorder()
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    assert [await peer.stdout.readline() for _ in range(2)] == [b"assigned\n", b"committed\n"]
+                peer.send_signal(signal.SIGSTOP)
+                await second.start(two)
+                batches = await read(second, 2)
+                assert [offset for batch in batches for offset in batch.offsets] == [3, 4]
+                assert two.positions == {TopicPartition(topic, 0): Position(3, "half way")}
+                peer.send_signal(signal.SIGCONT)
+                async with asyncio.timeout(PATIENCE):
+                    assert await peer.stdout.readline() == b"lost\n"
+                    peer.stdin.close()
+                    assert await peer.wait() == 0
+            finally:
+                if peer.returncode is None:
+                    peer.kill()
+                    await peer.wait()
+            await second.close()
 
     asyncio.run(scenario())
 
