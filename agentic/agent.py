@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import cached_property
 from typing import Any
 
 from agentic.errors import ConfigurationError
-from agentic.stream import Stream
-from agentic.table import Changes, Inner, Table
-from agentic.topic import Source, Topic, name_of, unfiltered
+from agentic.stream import Reply, Stream
+from agentic.table import Aggregation, Change, Changes, Inner, Table
+from agentic.topic import Regrouping, Source, Topic, name_of, unfiltered
 from agentic.uses import tables_used
 
 
@@ -124,3 +124,57 @@ def feeder(table: Table[Any, Any]) -> Agent:
             table.feed(event)
 
     return Agent(feed, [table.source], to=None, name=f"table {table.name}", tables=[table])
+
+
+def regrouper(regrouping: Regrouping) -> Agent:
+    """Return the agent that brings events to the partitions of their new keys."""
+    fn = regrouping.fn
+
+    async def regroup(stream: Any) -> AsyncIterator[Reply]:
+        async for event in stream.events():
+            key = fn(event.value)
+            if key is None:
+                stream.drop("null_key")
+            else:
+                yield Reply(event.value, key=key, headers=event.headers)
+
+    return Agent(regroup, [regrouping.source], to=regrouping.topic, name=f"group_by {regrouping.topic.name}")
+
+
+def aggregators(aggregation: Aggregation) -> list[Agent]:
+    """Return the agents of a table aggregation: one takes rows to their groups, the other keeps the totals.
+
+    Source: spec, D.9: a row that changes its group leaves the old one before it comes to the new one;
+    one that stays in its group is taken out and put in at once.
+    """
+    table, fn, topic, total, initial, add, subtract = aggregation
+
+    async def regroup(changes: Stream[Change]) -> AsyncIterator[Reply]:
+        async for key, old, new in changes:
+            source = None if old is None else fn(key, old)
+            target = None if new is None else fn(key, new)
+            if source is not None and source == target:
+                yield Reply((old, new), key=target)
+                continue
+            if source is not None:
+                yield Reply((old, None), key=source)
+            if target is not None:
+                yield Reply((None, new), key=target)
+
+    async def aggregate(stream: Stream[tuple[Any, Any]]) -> None:
+        async for old, new in stream:
+            key = stream.event.key
+            current = total.get(key)
+            if old is not None and current is not None:
+                current = subtract(current, old)
+            if new is not None:
+                current = add(initial() if current is None else current, new)
+            if current is None:
+                total.pop(key, None)
+            else:
+                total[key] = current
+
+    return [
+        Agent(regroup, [table.changes()], to=topic, name=f"group_by {topic.name}"),
+        Agent(aggregate, [topic], to=None, name=f"table {total.name}", tables=[total]),
+    ]

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from agentic import settings as _settings
-from agentic.agent import Agent, feeder
+from agentic.agent import Agent, aggregators, feeder, regrouper
 from agentic.codecs import Codec
 from agentic.errors import ConfigurationError
 from agentic.metrics import Metrics
@@ -58,12 +58,12 @@ class App:
             self._given["dead_letter"] = dead_letter.name if isinstance(dead_letter, Topic) else dead_letter
         self.settings: Settings = _settings.resolve(self._given)
         self.metrics = Metrics()
-        self.topics: dict[str, Topic[Any, Any]] = {}
-        self.tables: dict[str, Table[Any, Any]] = {}
+        self.home = Home(self.settings.name)
+        self.topics: dict[str, Topic[Any, Any]] = self.home.topics
+        self.tables: dict[str, Table[Any, Any]] = self.home.tables
         self.agents: dict[str, Agent] = {}
         self.commands: dict[str, Command] = {}
         self.tasks: list[Callable[[], Awaitable[None]]] = []
-        self.home = Home()
         self._lifespan: Callable[[], AbstractAsyncContextManager[None]] | None = None
 
     @property
@@ -160,7 +160,7 @@ class App:
         if name in self.tables:
             raise ConfigurationError(f"table {name!r} is declared twice; keep the first in a variable and use that")
         table: Table[Any, Any] = Table(
-            self.name,
+            self.home,
             name,
             key=key,
             value=value,
@@ -265,9 +265,11 @@ class App:
         return declare
 
     def processors(self) -> list[Agent]:
-        """The agents, and before them those that other declarations need: each topic that fills a table has one."""
-        feeders = [feeder(table) for table in self.tables.values() if table.source is not None]
-        return [*feeders, *self.agents.values()]
+        """The agents, and before them those that fill tables and bring events to other keys."""
+        own = [feeder(table) for table in self.tables.values() if table.source is not None]
+        own += [regrouper(regrouping) for regrouping in self.home.regroupings]
+        own += [agent for aggregation in self.home.aggregations for agent in aggregators(aggregation)]
+        return [*own, *self.agents.values()]
 
     def sources(self) -> list[Topic[Any, Any]]:
         """The topics that are read, in the order of declaration."""

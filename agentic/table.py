@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, MutableMapping, ValuesView
 from contextvars import ContextVar
 from datetime import datetime, timedelta
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from agentic import codecs
 from agentic.brokers.base import TopicSpec
@@ -19,7 +19,7 @@ from agentic.codecs import Codec
 from agentic.core.times import timestamp_ms
 from agentic.errors import CodecError, ConfigurationError, TableUnavailable
 from agentic.stream import Event
-from agentic.topic import TOPIC_NAME, Home, Source, Topic
+from agentic.topic import TOPIC_NAME, Home, Source, Topic, is_async
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -58,6 +58,12 @@ class Changes(Source[K, Change]):
     @property
     def topic(self) -> Topic[K, Change]:
         return self._topic
+
+    def group_by(self, fn: Callable[..., Any], **options: Any) -> Topic[Any, Any]:
+        raise ConfigurationError(
+            f"table {self.table.name!r}: changes are not regrouped one by one, since a row's old and new value "
+            "belong together; aggregate them: table.group_by(…).count(…)"
+        )
 
 
 class View(Protocol):
@@ -108,7 +114,7 @@ class Table(MutableMapping[K, V]):
 
     def __init__(
         self,
-        app: str,
+        home: Home,
         name: str,
         *,
         key: Any = None,
@@ -152,7 +158,7 @@ class Table(MutableMapping[K, V]):
         self.changelog = changelog
         self.versioned = versioned
         self.check_keys = check_keys
-        self._app = app
+        self.home = home
         self._changes: Changes[K] | None = None
 
     @property
@@ -170,7 +176,7 @@ class Table(MutableMapping[K, V]):
         """The name of the topic that has all its rows; None for scratch state."""
         if self.source is not None:
             return self.source.name
-        return f"{self._app}-{self.name}-changelog" if self.changelog else None
+        return f"{self.home.app}-{self.name}-changelog" if self.changelog else None
 
     def spec(self, partitions: int) -> TopicSpec | None:
         """Return what its changelog is to be like where it is made; None where nothing is to be made."""
@@ -193,6 +199,24 @@ class Table(MutableMapping[K, V]):
         if self._changes is None:
             self._changes = Changes(self)
         return self._changes
+
+    def group_by(self, fn: Callable[[K, V], Any], *, key: Any) -> Grouped[K, V]:
+        """Return the table's rows grouped by another key, to be aggregated.
+
+        Args:
+            fn: gives the group's key of a row, from its key and value; None leaves the row out.
+            key: the type of the groups' keys.
+
+        Raises:
+            ConfigurationError: `fn` is no plain function, or the type is missing.
+        """
+        if not callable(fn) or is_async(fn):
+            raise ConfigurationError(
+                f"table {self.name!r}: group_by() takes a plain function of key and value, not {fn!r}"
+            )
+        if key is None:
+            raise ConfigurationError(f"table {self.name!r}: group_by() needs the type of the groups' keys: key=str")
+        return Grouped(self, fn, key)
 
     # -- the mapping --------------------------------------------------------------------------
 
@@ -355,6 +379,103 @@ class Table(MutableMapping[K, V]):
         if value is None:
             raise CodecError(f"table {self.name!r}: None is no value: del table[key] removes a row")
         return codecs.encode(self.value, value, f"value of table {self.name!r}")
+
+
+class Grouped(Generic[K, V]):
+    """The rows of a table, grouped by another key: made by `Table.group_by`.
+
+    Whichever way a row changes, its old value is taken out of the group that it was in and its new
+    one put into the group that it is in now. Source: spec, D.9.
+    """
+
+    def __init__(self, table: Table[K, V], fn: Callable[[K, V], Any], key: Any) -> None:
+        self._table = table
+        self._fn = fn
+        self._key = key
+
+    def count(self, name: str) -> Table[Any, int]:
+        """Declare a table with the number of rows in each group; a group that has lost all its rows has 0.
+
+        Args:
+            name: the new table's.
+        """
+        return self.aggregate(name, int, lambda n, _: n + 1, lambda n, _: n - 1, value=int)
+
+    def sum(self, name: str, fn: Callable[[V], Any], *, value: Any = int) -> Table[Any, Any]:
+        """Declare a table with the sum of ``fn(row)`` over the rows of each group.
+
+        Args:
+            name: the new table's.
+            value: the type of the sums.
+        """
+        zero = value if isinstance(value, type) else int
+        return self.aggregate(name, zero, lambda n, row: n + fn(row), lambda n, row: n - fn(row), value=value)
+
+    def aggregate(
+        self,
+        name: str,
+        initial: Callable[[], Any],
+        add: Callable[[Any, V], Any],
+        subtract: Callable[[Any, V], Any],
+        *,
+        value: Any,
+    ) -> Table[Any, Any]:
+        """Declare a table with a total of each group.
+
+        Args:
+            name: the new table's.
+            initial: gives the total of a group without rows.
+            add, subtract: give the total after a row has come to a group or left it. None removes the total.
+            value: the type of the totals.
+
+        Raises:
+            ConfigurationError: there is a table of this name.
+        """
+        home = self._table.home
+        if name in home.tables:
+            raise ConfigurationError(f"table {name!r} is declared twice; give one of them another name")
+        total: Table[Any, Any] = Table(home, name, key=self._key, value=value)
+        topic = home.internal_topic(f"{name}-repartition", key=self._key, codec=Halves(self._table.value))
+        home.tables[name] = total
+        home.aggregations.append(Aggregation(self._table, self._fn, topic, total, initial, add, subtract))
+        return total
+
+
+class Aggregation(NamedTuple):
+    """A table that is made of another by another key."""
+
+    table: Table[Any, Any]
+    fn: Callable[[Any, Any], Any]
+    topic: Topic[Any, Any]
+    total: Table[Any, Any]
+    initial: Callable[[], Any]
+    add: Callable[[Any, Any], Any]
+    subtract: Callable[[Any, Any], Any]
+
+
+class Halves:
+    """The codec of a row on its way to its group: what is to be taken out of it, what is to be put in, or both.
+
+    The length of the old value's bytes, plus one so that 0 says that there is none, comes first;
+    what is left when they are read is the new value, behind a byte that says whether there is one.
+    """
+
+    def __init__(self, codec: Codec[Any]) -> None:
+        self._codec = codec
+
+    def encode(self, halves: tuple[Any, Any], /) -> bytes:
+        old, new = halves
+        before = b"" if old is None else self._codec.encode(old)
+        after = b"\0" if new is None else b"\1" + self._codec.encode(new)
+        return (0 if old is None else len(before) + 1).to_bytes(4, "big") + before + after
+
+    def decode(self, data: bytes, /) -> tuple[Any, Any]:
+        length = int.from_bytes(data[:4], "big")
+        end = 4 + max(0, length - 1)
+        if len(data) <= end:
+            raise ValueError("a row on its way to its group is cut short")
+        old = self._codec.decode(data[4:end]) if length else None
+        return old, self._codec.decode(data[end + 1 :]) if data[end] else None
 
 
 class _Items(ItemsView[K, V]):

@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from agentic import codecs
 from agentic.brokers.base import Headers, TopicSpec
@@ -28,10 +28,36 @@ Outgoing = tuple[str, bytes | None, bytes | None, int, Headers | None, int]
 
 
 class Home:
-    """What the topics of one app share: who sends for them outside of agents, while a worker runs."""
+    """What the topics and tables of one app share.
 
-    def __init__(self) -> None:
+    Attributes:
+        app: its name.
+        topics: those that are declared, by name.
+        tables: likewise.
+        regroupings: topics that are made of others by another key.
+        aggregations: tables that are made of others by another key.
+        outlet: who sends for topics outside of agents, while a worker runs.
+    """
+
+    def __init__(self, app: str = "") -> None:
+        self.app = app
+        self.topics: dict[str, Topic[Any, Any]] = {}
+        self.tables: dict[str, Any] = {}
+        self.regroupings: list[Regrouping] = []
+        self.aggregations: list[Any] = []
         self.outlet: Outlet | None = None
+
+    def internal_topic(self, name: str, **options: Any) -> Topic[Any, Any]:
+        """Declare a topic of the app's own that holds events until they are read, however long that takes.
+
+        Raises:
+            ConfigurationError: there is one of this name.
+        """
+        full = f"{self.app}-{name}"
+        if full in self.topics:
+            raise ConfigurationError(f"topic {full!r} is declared twice; give one of them a name=")
+        topic = self.topics[full] = Topic(self, full, internal=True, config={"retention.ms": "-1"}, **options)
+        return topic
 
 
 class Source(Generic[K, V]):
@@ -53,6 +79,47 @@ class Source(Generic[K, V]):
         The others are complete at once, and counted as dropped for reason ``filtered``.
         """
         return Filtered(self, fn)
+
+    def group_by(
+        self, fn: Callable[[V], Any], *, key: Any, name: str | None = None, partitions: int | None = None
+    ) -> Topic[Any, V]:
+        """Return a topic with the same events under another key, each in the partition of that key.
+
+        The app writes and reads it itself; agents read it like any topic, and with tables whose keys
+        are these. An event whose new key is None is dropped, and counted for reason ``null_key``.
+
+        Args:
+            fn: gives the new key of a value.
+            key: the type of the new keys.
+            name: says what the topic is for; part of its name, ``<app>-<name>-repartition``. By default
+                made of the topic's and the function's names; for a lambda to be given.
+            partitions: by default as many as the topics that it is used with, or as its source.
+
+        Raises:
+            ConfigurationError: `fn` is no plain function, or a lambda and there is no `name`.
+        """
+        source = self.topic.name
+        if not callable(fn) or is_async(fn):
+            raise ConfigurationError(f"topic {source!r}: group_by() takes a plain function of the value, not {fn!r}")
+        if key is None:
+            raise ConfigurationError(f"topic {source!r}: group_by() needs the type of the new keys: key=str")
+        called = name or f"{source}-by-{name_of(fn)}"
+        if name is None and not TOPIC_NAME.fullmatch(called):
+            raise ConfigurationError(
+                f"topic {source!r}: a lambda has no name for group_by() to call the topic by; give it a name="
+            )
+        home = self.topic.home
+        topic = home.internal_topic(f"{called}-repartition", key=key, codec=self.topic.value, partitions=partitions)
+        home.regroupings.append(Regrouping(self, fn, topic))
+        return topic
+
+
+class Regrouping(NamedTuple):
+    """A topic that is made of a source by another key."""
+
+    source: Source[Any, Any]
+    fn: Callable[[Any], Any]
+    topic: Topic[Any, Any]
 
 
 class Filtered(Source[K, V]):
@@ -127,7 +194,7 @@ class Topic(Source[K, V]):
                 + (f"; write {codec.__name__}()" if isinstance(codec, type) else "")
             )
         _check_config(name, config)
-        self._home = home
+        self.home = home
         self.name = name
         self.key: Codec[Any] = codecs.key_codec(key)
         self.value: Codec[Any] = codecs.value_codec(codec if codec is not None else value)
@@ -208,7 +275,7 @@ class Topic(Source[K, V]):
             RuntimeError: no worker or session of this app is running.
             DeliveryFailed: the broker refused the record (outside of agents).
         """
-        outlet = current_outlet.get(None) or self._home.outlet
+        outlet = current_outlet.get(None) or self.home.outlet
         if outlet is None:
             raise RuntimeError(
                 f"topic {self.name!r}: send() needs a running worker; outside of one, use agentic.runtime.session(app)"

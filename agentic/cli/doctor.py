@@ -113,7 +113,7 @@ def _check_topics(app: App, broker: Broker, known: Mapping[str, int], problems: 
     makes = broker.creates_topics if wanted is None else wanted
     rows = []
     missing = []
-    for name in needed(app):
+    for name in needed(app, known):
         declared = app.topics[name].partitions if name in app.topics else None
         made = makes or (name in app.topics and app.topics[name].internal)
         actual = known.get(name)

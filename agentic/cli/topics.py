@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from agentic.app import App
 from agentic.brokers.base import Broker, TopicInfo, TopicSpec
 from agentic.cli import base
 from agentic.cli.choice import confirm, current
@@ -108,29 +109,33 @@ def create(name: str | None, partitions: int | None, compacted: bool) -> None:
     if name is None:
         if partitions is not None or compacted:
             raise click.UsageError("--partitions and --compacted go with a NAME")
-        from agentic.runtime.topics import needed
-
-        wanted = needed(choice.app())
+        made = choice.with_broker(lambda broker: _make_missing(choice.app(), broker))
     else:
         declared = app.topics.get(name) if app is not None else None
         default = declared.spec(choice.settings()) if declared is not None else None
         if partitions is None:
             partitions = default.partitions if default else choice.settings().topic_partitions
-        wanted = {name: TopicSpec(name, partitions, compacted=compacted, config=default.config if default else {})}
-
-    async def make(broker: Broker) -> list[TopicSpec]:
-        # One that is named must not be there: the broker refuses it.
-        existing = await broker.topics() if name is None else {}
-        missing = [spec for spec in wanted.values() if spec.name not in existing]
-        if missing:
-            await broker.create_topics(missing)
-        return missing
-
-    made = choice.with_broker(make)
+        spec = TopicSpec(name, partitions, compacted=compacted, config=default.config if default else {})
+        made = choice.with_broker(lambda broker: _make(broker, [spec]))
     for spec in made:
         click.echo(f"created {spec.name} with {spec.partitions} partition{'s' if spec.partitions > 1 else ''}")
     if not made:
         click.echo("nothing to create: the app's topics are all there")
+
+
+async def _make(broker: Broker, specs: list[TopicSpec]) -> list[TopicSpec]:
+    """Make topics; return them."""
+    if specs:
+        await broker.create_topics(specs)
+    return specs
+
+
+async def _make_missing(app: App, broker: Broker) -> list[TopicSpec]:
+    """Make those of an app's topics that are missing; return these."""
+    from agentic.runtime.topics import needed
+
+    existing = await broker.topics()
+    return await _make(broker, [spec for name, spec in needed(app, existing).items() if name not in existing])
 
 
 @topics.command()

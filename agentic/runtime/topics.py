@@ -3,30 +3,73 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
+from agentic.agent import Agent
 from agentic.app import App
 from agentic.brokers.base import Broker, TopicSpec
 from agentic.errors import TopicExists, UnknownTopic, named
+from agentic.runtime.groups import groups
+from agentic.topic import Topic
 
 log = logging.getLogger("agentic.worker")
 
 
-def needed(app: App) -> dict[str, TopicSpec]:
-    """Return what each topic of the app should be like, by name; an undeclared dead letter topic too."""
+def needed(app: App, existing: Mapping[str, int]) -> dict[str, TopicSpec]:
+    """Return what each topic of the app should be like, by name; an undeclared dead letter topic too.
+
+    Args:
+        existing: the topics that are there, with their number of partitions.
+    """
     specs = {topic.name: topic.spec(app.settings) for topic in app.topics.values()}
+    for name, partitions in _regrouped(app, existing, specs).items():
+        specs[name] = replace(specs[name], partitions=partitions)
     dead_letter = app.settings.dead_letter
     if dead_letter is not None and dead_letter not in specs:
         specs[dead_letter] = TopicSpec(dead_letter, app.settings.topic_partitions)
     return specs
 
 
+def _regrouped(app: App, existing: Mapping[str, int], specs: Mapping[str, TopicSpec]) -> dict[str, int]:
+    """Return the partitions of topics that bring events to other keys, where their declaration leaves it open.
+
+    As many as the topics that they are used with; where there is none, as many as what they are made of.
+    """
+    sources = {each.topic: each.source.topic for each in app.home.regroupings}
+    sources |= {each.topic: each.table.changes().topic for each in app.home.aggregations}
+    open_ = {topic for topic in sources if topic.partitions is None}
+    found: dict[str, int] = {}
+
+    def count(topic: Topic[Any, Any]) -> int:
+        return found.get(topic.name) or existing.get(topic.name) or specs[topic.name].partitions
+
+    parts = groups(app.processors())
+    # What one is made of may be made of another: from the sources downwards.
+    for topic in [topic for topic in sources if topic in open_]:
+        together = next((topics for _, topics in parts if topic in topics), [])
+        source = sources[topic]
+        origin = [source] if source.name in specs else _group_of_table(parts, source)
+        fixed = [each for each in together if each not in open_] or origin
+        found[topic.name] = count(fixed[0])
+    return found
+
+
+def _group_of_table(
+    parts: Sequence[tuple[list[Agent], list[Topic[Any, Any]]]], changes: Topic[Any, Any]
+) -> list[Topic[Any, Any]]:
+    """Return the topics of the group in which a table changes."""
+    return next(topics for agents, topics in parts if any(changes in agent.inputs for agent in agents))
+
+
 async def make(app: App, broker: Broker) -> dict[str, int]:
     """Make those missing topics of the app that may be made; return all topics with their number of partitions."""
-    specs = needed(app)
+    existing = await broker.topics()
+    specs = needed(app, existing)
     internal = {topic.name for topic in app.topics.values() if topic.internal}
     wanted = app.settings.create_topics
     may_create = broker.creates_topics if wanted is None else wanted
-    existing = await broker.topics()
     missing = [spec for name, spec in specs.items() if name not in existing and (may_create or name in internal)]
     if not missing:
         return existing
@@ -49,7 +92,7 @@ async def ensure(app: App, broker: Broker) -> dict[str, int]:
         UnknownTopic: others are missing; names them and the command that makes them.
     """
     existing = await make(app, broker)
-    specs = needed(app)
+    specs = needed(app, existing)
     if missing := [name for name in specs if name not in existing]:
         raise UnknownTopic(
             f"{broker.url} has no {named('topic', missing)}; make {'them' if len(missing) > 1 else 'it'} with "
