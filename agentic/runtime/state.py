@@ -36,7 +36,8 @@ def observed(table: Table[Any, Any]) -> str:
 
 #: The mark that says how far a store has come, all tables together: of two copies the greater is ahead.
 ADVANCE = "advance"
-#: The mark with the wall clock, in ms, of the last write.
+#: The mark with the wall clock, in ms, at which the store last had all that its changelogs had; in one that was
+#: never so far, of its first write.
 WRITTEN = "written"
 
 
@@ -195,12 +196,19 @@ class TaskState:
         return replay(table, self._layouts[table], self.store, self.buffers[table].observed)
 
     async def restore(
-        self, table: Table[Any, Any], rows: Replayed, position: int, time_of: int = NOTHING_OBSERVED
+        self,
+        table: Table[Any, Any],
+        rows: Replayed,
+        position: int,
+        time_of: int = NOTHING_OBSERVED,
+        *,
+        complete: bool = False,
     ) -> None:
         """Write rows that were read from a table's changelog up to `position`; the task has not begun yet.
 
         Args:
             time_of: the greatest timestamp met by then; kept for a table with versions.
+            complete: whether the store then has all that the changelogs of its tables have.
         """
         async with self._writing:
             if self.closed:
@@ -209,8 +217,10 @@ class TaskState:
             marks: dict[str, bytes | None] = {
                 upto(table): as_mark(position),
                 ADVANCE: as_mark(sum(self.upto.values())),
-                WRITTEN: as_mark(time.time_ns() // 1_000_000),
             }
+            # A store that is behind has not seen all deletions: its age counts from when it last had.
+            if complete or self.store.mark(WRITTEN) is None:
+                marks[WRITTEN] = as_mark(time.time_ns() // 1_000_000)
             if table.versioned is not None:
                 self.buffers[table].observed = max(self.buffers[table].observed, time_of)
                 marks[observed(table)] = as_mark(self.buffers[table].observed)
@@ -230,9 +240,15 @@ class TaskState:
             await self._stores.run(self.store.write, {}, {upto(table): None, observed(table): None})
             await self._stores.run(self.store.clear, table.name)
 
+    async def hand_over(self) -> Store:
+        """Return the store, still open, to be used by another, once a write that is under way is done."""
+        async with self._writing:
+            self.closed = True
+            return self.store
+
     async def close(self) -> None:
         """Let go of the store once a write that is under way is done; what no checkpoint has written is dropped."""
         async with self._writing:
             if not self.closed:
                 self.closed = True
-                await self._stores.run(self.store.close)
+                await self._stores.close(self.store)

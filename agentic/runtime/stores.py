@@ -33,6 +33,9 @@ class Stores(Protocol):
             StorageCorrupt, StorageFull: the file is damaged; there is no space.
         """
 
+    async def close(self, store: Store) -> None:
+        """Let go of a store that `open` has returned."""
+
     async def run(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Run what may block, and return when it is done, even if the caller is cancelled meanwhile."""
 
@@ -62,6 +65,9 @@ class LocalStores:
                     log.warning("moved aside, to be restored from the changelog: %s", lmdb.move_aside(copy))
             return lmdb.claim(settings.state_dir, settings.name, task, tables)
 
+    async def close(self, store: Store) -> None:
+        await self.run(store.close)
+
     async def run(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         running = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
         try:
@@ -77,6 +83,9 @@ class MemoryStores:
 
     async def open(self, task: str, tables: Mapping[str, str]) -> Store:
         return MemoryStore()
+
+    async def close(self, store: Store) -> None:
+        store.close()
 
     async def run(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         return work(*arguments)
