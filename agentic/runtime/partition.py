@@ -33,15 +33,21 @@ Column = Sequence[bytes | None]
 class Reader:
     """A partition as one of several agents reads it: the origin of that agent's own events."""
 
-    __slots__ = ("adopt", "awaits", "partition", "retire", "topic")
+    __slots__ = ("_ledger", "adopt", "partition", "retire", "topic")
 
     def __init__(self, topic: Topic[Any, Any], partition: int, ledger: SharedLedger, agent: str) -> None:
-        own = ledger.of(agent)
         self.topic = topic
         self.partition = partition
-        self.awaits = own.awaits
-        self.adopt = own.adopt
+        self._ledger = ledger.of(agent)
+        self.adopt = self._ledger.adopt
         self.retire = ledger.retiring(agent)
+
+    def wanted(self, events: Sequence[Event]) -> Sequence[Event]:
+        """Return those events, delivered just now, that the agent has not finished in an earlier life."""
+        if not self._ledger.skipped:
+            return events
+        awaits = self._ledger.awaits
+        return [event for event in events if awaits(event.offset)]
 
 
 class SourcePartition:
@@ -114,17 +120,25 @@ class SourcePartition:
         """Return what one agent has finished; None for an agent that does not read this partition."""
         return self._ledgers.get(agent)
 
-    def events_of(self, agent: str, events: Sequence[Event]) -> Sequence[Event]:
-        """Return events of the buffer as one of the agents gets them: its own, without those it has finished."""
-        reader = self._readers.get(agent)
-        if reader is None:
-            return events
-        awaits = reader.awaits
-        return [
-            Event(event.key, event.value, event.timestamp, event.offset, reader, event.raw_key, event.raw_headers)
-            for event in events
-            if awaits(event.offset)
-        ]
+    def share_out(self, events: Sequence[Event]) -> dict[str, Sequence[Event]]:
+        """Return events of the buffer as each agent gets them: objects of its own, without those it has finished.
+
+        The events given are of no use any more: an agent has them.
+        """
+        if not self._readers:
+            return dict.fromkeys(self._ledgers, events)
+        shares: dict[str, Sequence[Event]] = {}
+        (first, its_own), *others = self._readers.items()
+        for agent, reader in others:
+            wanted = reader.wanted(events)
+            shares[agent] = [
+                Event(event.key, event.value, event.timestamp, event.offset, reader, event.raw_key, event.raw_headers)
+                for event in wanted
+            ]
+        shares[first] = its_own.wanted(events)
+        for event in shares[first]:
+            event.origin = its_own
+        return shares
 
     def add(self, batch: Batch) -> None:
         """Take a batch over: register its offsets, decode it, and append the events to the buffer."""

@@ -201,8 +201,9 @@ class Task:
 
     def _hand_over(self, topic: str, events: Sequence[Event]) -> None:
         source: SourcePartition = events[0].origin
+        shares = source.share_out(events)
         for slot in self._readers[topic]:
-            slot.put(source.events_of(slot.agent.name, events))
+            slot.put(shares[slot.agent.name])
 
     def _meet_poison(self) -> None:
         """Stop for a record that can't be decoded, once all before it is done."""
