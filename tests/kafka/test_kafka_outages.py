@@ -13,6 +13,8 @@ from kafka_support import PATIENCE, Cluster, Recorder, read, until
 from agentic.brokers.base import Position
 
 NOW = int(time.time() * 1_000)
+#: A broker that was killed is let in again after two seconds, and not after nine.
+QUICK = ["broker.session.timeout.ms=2000", "broker.heartbeat.interval.ms=500"]
 
 
 def test_everything_goes_on_after_an_outage_and_the_log_has_two_lines_for_it(
@@ -57,6 +59,22 @@ def test_everything_goes_on_after_an_outage_and_the_log_has_two_lines_for_it(
     gone, back = lines()
     assert gone.startswith(f"kafka://{kafka_node.bootstrap}: no broker answers")
     assert back.startswith(f"kafka://{kafka_node.bootstrap}: answers again after")
+
+
+@pytest.mark.parametrize("kafka_node", [QUICK], indirect=True, ids=["quick"])
+def test_a_question_is_answered_by_the_broker_that_comes_back(kafka_node: Any) -> None:
+    """The connection breaks while the question is under way; a worker may just be starting."""
+    cluster = Cluster(kafka_node.bootstrap)
+
+    async def scenario() -> None:
+        async with cluster.open(t=3) as broker:
+            kafka_node.freeze()
+            question = asyncio.ensure_future(broker.topics())
+            await asyncio.to_thread(kafka_node.kill)
+            await asyncio.to_thread(kafka_node.start)
+            assert (await question)[f"{cluster.name}.t"] == 3
+
+    asyncio.run(scenario())
 
 
 def test_a_broker_that_is_gone_holds_up_no_close(kafka_node: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,10 +28,12 @@ T = TypeVar("T")
 EARLIEST = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
-#: Seconds the broker has to answer a question.
-REQUEST = 15.0
+#: Seconds the broker has to answer a question: longer than it takes to restart.
+REQUEST = 30.0
 #: Seconds between two looks at something that the broker is still spreading.
 LOOK = 0.02
+#: Seconds between two tries of a question that a broken connection has cut off.
+AGAIN = 0.1
 
 _GROUP_IN_USE = frozenset(
     {KafkaError.NON_EMPTY_GROUP, KafkaError.UNKNOWN_MEMBER_ID, KafkaError.GROUP_SUBSCRIBED_TO_TOPIC}
@@ -49,11 +51,18 @@ class Admin:
         self._url = url
 
     async def metadata(self, topic: str | None = None, timeout: float = REQUEST) -> Any:
-        """Return the cluster's metadata."""
-        try:
-            return await off_loop(lambda: self._client.list_topics(topic, timeout=timeout))
-        except KafkaException as problem:
-            raise translate(problem, f"{self._url}: metadata") from problem
+        """Return the cluster's metadata; a connection that breaks meanwhile is no answer yet."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout
+        while True:
+            left = max(LOOK, until - loop.time())
+            try:
+                return await off_loop(lambda left=left: self._client.list_topics(topic, timeout=left))
+            except KafkaException as problem:
+                error = translate(problem, f"{self._url}: metadata")
+                if not isinstance(error, BrokerUnavailable) or loop.time() + AGAIN > until:
+                    raise error from problem
+            await asyncio.sleep(AGAIN)
 
     async def topics(self) -> dict[str, int]:
         topics = (await self.metadata()).topics
