@@ -19,12 +19,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
-from typing import Any, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from agentic.brokers.base import Broker, TopicPartition
+from agentic.brokers.base import Broker, Headers, TopicPartition
 from agentic.cli.records import Form, Record, read_line
 from agentic.core.partitioning import partition_of
 from agentic.errors import ConfigurationError
@@ -53,15 +53,40 @@ class Loaded:
         return f" ({self.skipped:,} were there already)" if self.skipped else ""
 
 
-async def load(broker: Broker, form: Form, partitions: int, path: str, *, resume: bool) -> Loaded:
+class Sink(Protocol):
+    """Where records go: see `agentic.brokers.base.Producer`."""
+
+    def send(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        timestamp: int,
+        headers: Headers | None = None,
+        partition: int = -1,
+    ) -> None: ...
+
+    async def ready(self) -> None: ...
+
+    async def flush(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+async def load(
+    broker: Broker, form: Form, partitions: int, path: str, *, resume: bool, sink: Sink | None = None
+) -> Loaded:
     """Send the lines of the file at `path`, ``-`` for standard input; return when the broker has them all.
+
+    Args:
+        sink: takes the records, and is closed; by default a producer of the broker's.
 
     Raises:
         ConfigurationError: a line that can't be read or sent, with its number, and how many lines before
             it were sent; with `resume`, a topic that holds other records.
     """
     there = await There.look(broker, form.topic, partitions) if resume else None
-    producer = broker.producer()
+    producer = broker.producer() if sink is None else sink
     loaded = Loaded()
     name = "standard input" if path == "-" else path
     try:

@@ -93,7 +93,7 @@ async def _look(app: App, broker: Broker) -> Memory:
     Raises:
         ConfigurationError: a worker of the app is alive.
     """
-    from agentic.cli.contents import state_home
+    from agentic.cli.places import state_home
 
     await check_stopped(app, broker, "reset")
     known = await broker.topics()
@@ -115,7 +115,7 @@ async def _look(app: App, broker: Broker) -> Memory:
 
 async def check_stopped(app: App, broker: Broker, what: str) -> None:
     """Raise `ConfigurationError` while a worker of the app is alive, on this machine or another."""
-    from agentic.cli.contents import copies_by_task, is_in_use
+    from agentic.cli.places import copies_by_task, is_in_use
 
     if members := (await broker.describe_group(app.name)).members:
         timeout = app.settings.session_timeout.total_seconds()

@@ -70,7 +70,7 @@ def _list() -> None:
 
 
 async def _copies(app: App, broker: Broker) -> list[tuple[object, ...]]:
-    from agentic.cli.contents import bounds_of, copies_by_task, is_in_use, opened, place_of
+    from agentic.cli.places import bounds_of, copies_by_task, is_in_use, opened, place_of
     from agentic.runtime.state import number, upto
 
     known = await broker.topics()
@@ -112,13 +112,14 @@ def get(name: str, key: str) -> None:
 
     A KEY of a table of str or bytes is typed as it stands, any other as JSON.
     """
-    from agentic.cli.contents import keys_of, table_of
+    from agentic.cli.contents import keys_of
+    from agentic.cli.places import table_of
 
     table = table_of(current().app(), name)
     wire = typed(table.key, key, "KEY")
     stored = keys_of(table).from_wire(wire)
     found = 0
-    for row in _rows(table, stored, stored + b"\0", wire):
+    for row in _present(_rows(table, stored, stored + b"\0", wire)):
         click.echo(shown(table.value, row.value))
         found += 1
     if not found:
@@ -135,7 +136,7 @@ def ls(name: str, prefix: str | None, limit: int | None, jsonl: bool) -> None:
 
     A line has the time of the last update, the key and the value.
     """
-    from agentic.cli.contents import table_of
+    from agentic.cli.places import table_of
     from agentic.state.keys import prefix_end
 
     table = table_of(current().app(), name)
@@ -143,7 +144,7 @@ def ls(name: str, prefix: str | None, limit: int | None, jsonl: bool) -> None:
     if prefix is not None:
         low = _beginning(table, prefix)
         high = prefix_end(low)
-    _show(table, islice(_rows(table, low, high), limit), jsonl=jsonl)
+    _show(table, islice(_present(_rows(table, low, high)), limit), jsonl=jsonl)
 
 
 @tables.command()
@@ -151,12 +152,13 @@ def ls(name: str, prefix: str | None, limit: int | None, jsonl: bool) -> None:
 def dump(name: str) -> None:
     """Write all rows as lines of JSON.
 
-    They are {"key": …, "value": …, "timestamp": …}, as 'tables load' reads them.
+    They are {"key": …, "value": …, "timestamp": …}, as 'tables load' reads them. Of a table with
+    versions each has a line, the oldest of a key first, null where it was deleted.
     """
-    from agentic.cli.contents import table_of
+    from agentic.cli.places import table_of
 
     table = table_of(current().app(), name)
-    _show(table, _rows(table, b"", None), jsonl=True)
+    _show(table, _versions(_rows(table, b"", None)), jsonl=True)
 
 
 @tables.command()
@@ -168,11 +170,13 @@ def load(name: str, file: str) -> None:
     They are lines of JSON as 'tables dump' writes them; gzip is understood. They go to the table's
     changelog, from which every worker restores them when it starts; so none may be running. A row
     of a key that is there is replaced, one whose value is null deleted, and all others stay.
-    Without a timestamp a row has the time of the loading.
+    Without a timestamp a row has the time of the loading. Of a table with versions the lines of a
+    key are its versions.
     """
-    from agentic.cli.contents import table_of
     from agentic.cli.loading import load as send_lines
+    from agentic.cli.places import table_of
     from agentic.cli.reset import check_stopped
+    from agentic.cli.versions import Gathering
     from agentic.runtime import changelogs, topics
 
     app = current().app()
@@ -192,7 +196,8 @@ def load(name: str, file: str) -> None:
         counts = await topics.ensure(app, broker)
         await changelogs.ensure(app.processors(), counts, broker)
         partitions = (await broker.topics())[changelog]
-        loaded = await send_lines(broker, form, partitions, file, resume=False)
+        sink = None if table.versioned is None else Gathering(broker.producer())
+        loaded = await send_lines(broker, form, partitions, file, resume=False, sink=sink)
         # One that came meanwhile may have restored a part, and taken it for the whole.
         await check_stopped(app, broker, "loading, which is to be done again")
         click.echo(f"loaded {loaded.sent:,} rows into {name}")
@@ -221,6 +226,21 @@ def _rows(table: Table[Any, Any], low: bytes, high: bytes | None, key: bytes | N
     reading, rows = current().with_broker(read)
     with closing(reading):
         yield from rows
+
+
+def _present(rows: Iterator[Any]) -> Iterator[Any]:
+    """Leave out the rows of a table with versions that are deleted now."""
+    return (row for row in rows if row.value is not None)
+
+
+def _versions(rows: Iterator[Any]) -> Iterator[Any]:
+    """Yield a row for each version, the oldest of a key first."""
+    for row in rows:
+        if row.versions is None:
+            yield row
+            continue
+        for timestamp, value in zip(*map(reversed, row.versions)):
+            yield row._replace(timestamp=timestamp, value=value)
 
 
 def _show(table: Table[Any, Any], rows: Iterator[Any], *, jsonl: bool) -> None:
