@@ -109,6 +109,8 @@ class App:
             ConfigurationError: a name or number that can't be, a type that no codec takes, or a
                 topic that is declared already.
         """
+        if not isinstance(name, str):
+            raise ConfigurationError(f"topic name {name!r} is a {type(name).__name__}, and must be a str")
         full = f"{self.name}-{name}" if internal else name
         if full in self.topics:
             raise ConfigurationError(f"topic {full!r} is declared twice; keep the first in a variable and use that")
@@ -262,6 +264,10 @@ class App:
             self.commands[called] = Command(called, fn, params)
             return fn
 
+        if len(params) == 1 and inspect.isfunction(params[0]) and name is None:
+            # Written as @app.command, without parentheses: the only parameter is the function.
+            function, params = params[0], ()
+            return declare(function)
         return declare
 
     def processors(self) -> list[Agent]:

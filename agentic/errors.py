@@ -98,3 +98,11 @@ class WrongPartition(AgenticError):
 
 class StateMismatch(BrokerError):
     """A local store, or a changelog, belongs to something else than the table that is declared."""
+
+
+def words(error: BaseException) -> str:
+    """What a message says of an error in a user's code."""
+    if isinstance(error, SystemExit):
+        # Let through, it would end the process at once: no commit, and no word of who it was.
+        return f"it called sys.exit({'' if error.code is None else repr(error.code)}); to stop a worker send it SIGTERM"
+    return f"{type(error).__name__}: {error}"

@@ -16,7 +16,7 @@ from mode import Service
 
 from agentic.app import App
 from agentic.brokers.base import Broker, Consumer
-from agentic.errors import BrokerUnavailable, TaskFailed
+from agentic.errors import BrokerUnavailable, TaskFailed, words
 from agentic.runtime.assignment import Assignment
 from agentic.runtime.checkpoint import Checkpointer
 from agentic.runtime.outbox import AppOutlet, Outbox
@@ -36,14 +36,6 @@ LOOK_ROUND = 0.1
 LAST_COMMIT = 5.0
 #: An idle pump wakes by itself when records come; this only bounds one wait.
 IDLE = 60.0
-
-
-def words(error: BaseException) -> str:
-    """What a message says of an error in a user's code."""
-    if isinstance(error, SystemExit):
-        # Let through, it would end the process at once: no commit, and no word of who it was.
-        return f"it called sys.exit({'' if error.code is None else repr(error.code)}); to stop a worker send it SIGTERM"
-    return f"{type(error).__name__}: {error}"
 
 
 class Part(Service):

@@ -14,7 +14,7 @@ from typing import Any
 from agentic.agent import Agent
 from agentic.brokers.base import TopicPartition
 from agentic.core.choice import Head, Wait, choose
-from agentic.errors import AgentFailed, AgenticError
+from agentic.errors import AgentFailed, AgenticError, words
 from agentic.metrics import Metrics
 from agentic.runtime.gate import Descent, Gate
 from agentic.runtime.outbox import Outbox
@@ -254,10 +254,11 @@ class Task:
             except ApplyFailed as error:
                 self._fail(error)
                 return
-            except Exception as error:
-                failure = AgentFailed(f"agent {slot.agent.name!r} failed{_at(slot)}: {type(error).__name__}: {error}")
+            except (Exception, SystemExit) as error:
+                failure = AgentFailed(f"agent {slot.agent.name!r} failed{_at(slot)}: {words(error)}")
                 failure.__cause__ = error
-                if self._settings.on_error == "stop" or not slot.current():
+                stops = self._settings.on_error == "stop" or isinstance(error, SystemExit)
+                if stops or not slot.current():
                     self._fail(failure)
                     return
                 skipped = len(slot.current())

@@ -507,3 +507,19 @@ def test_what_the_test_sends_must_fit_the_topic() -> None:
 def test_internal_topics_carry_the_apps_name() -> None:
     app = App("shop")
     assert app.topic("by-user", internal=True).name == "shop-by-user"
+
+
+def test_an_agent_that_calls_exit_is_named_whatever_the_policy() -> None:
+    app = App("leaving", on_error="skip")
+    numbers = app.topic("numbers", key=str, value=int)
+
+    @app.agent(numbers)
+    async def leave(stream: Stream[int]) -> None:
+        async for _ in stream:
+            raise SystemExit(3)
+
+    with (
+        TestDriver(app) as driver,
+        pytest.raises(AgentFailed, match=r"agent 'leave' failed on numbers-\d offset 0 .*: it called sys\.exit\(3\)"),
+    ):
+        driver.send(numbers, 1, key="a")
