@@ -17,7 +17,7 @@ from agentic.brokers.base import Batch, Consumer, Position, TopicPartition
 from agentic.core.readers import MAX_READERS
 from agentic.errors import BrokerUnavailable, ConfigurationError, NotOwner
 from agentic.metrics import Metrics
-from agentic.runtime.groups import groups
+from agentic.runtime.groups import groups, home_of, name_of
 from agentic.runtime.outbox import AGAIN, Outbox
 from agentic.runtime.partition import SourcePartition
 from agentic.runtime.recovery import Recovery
@@ -150,11 +150,11 @@ class Assignment:
             if task is None:
                 agents, topics = self._groups[task_id[0]]
                 task = self.tasks[task_id] = Task(
-                    f"{'+'.join(topic.name for topic in topics)}-{tp.partition}",
+                    name_of(topics, tp.partition),
                     agents,
                     partition=tp.partition,
                     partitions=self._partitions[tp.topic],
-                    home=f"{min(topic.name for topic in topics)}-{tp.partition}",
+                    home=home_of(topics, tp.partition),
                     settings=self._settings,
                     outbox=self._outbox,
                     metrics=self._metrics,

@@ -26,3 +26,13 @@ def groups(agents: Iterable[Agent]) -> list[tuple[list[Agent], list[Topic[Any, A
         topics = list(dict.fromkeys([topic for group in touched for topic in group[1]] + list(agent.topics)))
         found = [group for group in found if group not in touched] + [(members, topics)]
     return found
+
+
+def home_of(topics: Iterable[Topic[Any, Any]], partition: int) -> str:
+    """Return what a task's local state is named for: the group's first topic by name, and the task's number."""
+    return f"{min(topic.name for topic in topics)}-{partition}"
+
+
+def name_of(topics: Iterable[Topic[Any, Any]], partition: int) -> str:
+    """Return what log lines and errors call a task."""
+    return f"{'+'.join(topic.name for topic in topics)}-{partition}"

@@ -1,0 +1,111 @@
+"""What a store lacks of a task's changelogs: from which offset on, up to where, or all of it.
+
+A store that is behind needs the tail of the changelog. It gets all of it where the tail would
+not do: it has nothing yet, the changelog does not reach back to where it stands, ends before
+it, or has had time to forget deletions that it has not seen.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentic.agent import feeder
+from agentic.brokers.base import Batch, Broker, Position, TopicPartition
+from agentic.core.ledger import OffsetLedger
+from agentic.runtime.state import WRITTEN, TaskState, number
+from agentic.table import Table
+
+log = logging.getLogger("agentic.worker")
+
+#: Milliseconds after which a log may have forgotten a tombstone: Kafka's default ``delete.retention.ms``.
+TOMBSTONES_KEPT = 24 * 3600 * 1000
+
+#: Tells what the group has committed.
+Committed = Callable[[Iterable[TopicPartition]], Awaitable[Mapping[TopicPartition, Position | None]]]
+
+
+@dataclass(frozen=True)
+class Changelog:
+    """The changelog of one table in one task: its partition, where that starts, and where the table is complete."""
+
+    table: Table[Any, Any]
+    tp: TopicPartition
+    start: int
+    end: int
+
+
+async def changelogs(
+    broker: Broker, tables: Sequence[Table[Any, Any]], partition: int, committed: Committed
+) -> list[Changelog]:
+    """Return the changelogs of a task's tables; of a table that a topic fills once its reading has been committed.
+
+    Raises:
+        BrokerUnavailable: try again.
+    """
+    found = []
+    own = {
+        table: TopicPartition(topic, partition)
+        for table in tables
+        if table.source is None and (topic := table.changelog_topic) is not None
+    }
+    ends = await broker.end_offsets(own.values(), with_open=True) if own else {}
+    for table, tp in own.items():
+        found.append(Changelog(table, tp, await _start(broker, tp), ends[tp]))
+    for table in tables:
+        if table.source is not None:
+            tp = TopicPartition(table.source.name, partition)
+            if (end := end_of_source(table, (await committed([tp])).get(tp))) is not None:
+                found.append(Changelog(table, tp, await _start(broker, tp), end))
+    return found
+
+
+async def _start(broker: Broker, tp: TopicPartition) -> int:
+    return (await broker.describe_topic(tp.topic)).offsets[tp.partition][0]
+
+
+def end_of_source(table: Table[Any, Any], committed: Position | None) -> int | None:
+    """Return up to where the topic that fills a table counts as its changelog; None where nothing is committed.
+
+    Records beyond what was committed of the table's own reading are yet to come to the task, which puts
+    them into the table itself. That may be more than the partition's committed offset says.
+    """
+    return None if committed is None else OffsetLedger(*committed, reader=feeder(table).name).base or 0
+
+
+async def begin(state: TaskState, changelog: Changelog) -> int:
+    """Return the offset from which on a store needs a changelog; it is emptied where it needs all of it."""
+    table = changelog.table
+    at = state.upto.get(table)
+    if at is not None and (why := _why_whole(state, at, changelog)):
+        log.info("table %s of task %s is restored whole: %s", table.name, state.name, why)
+        at = None
+    if at is None:
+        await state.clear(table)
+        at = changelog.start
+    return at
+
+
+def _why_whole(state: TaskState, at: int, changelog: Changelog) -> str | None:
+    if at < changelog.start:
+        return f"its changelog begins at {changelog.start} by now, and the local store stands at {at}"
+    # A source goes on beyond what was committed of it, and at least once a store may be ahead of that.
+    if at > changelog.end and changelog.table.source is None:
+        return f"its changelog ends at {changelog.end}, and the local store stands at {at}: it was of another one"
+    written = number(state.store.mark(WRITTEN))
+    if at < changelog.end and written is not None and time.time_ns() // 1_000_000 - written > TOMBSTONES_KEPT:
+        return "the local store is so old that deletions may be missing from the changelog"
+    return None
+
+
+def part(batch: Batch, start: int, stop: int) -> tuple[Sequence[bytes | None], Sequence[bytes | None], Sequence[int]]:
+    """Return keys, values and timestamps of a batch's records with ``start <= offset < stop``."""
+    offsets = batch.offsets
+    if not offsets or (offsets[0] >= start and offsets[-1] < stop):
+        return batch.keys, batch.values, batch.timestamps
+    within = slice(bisect_left(offsets, start), bisect_left(offsets, stop))
+    return batch.keys[within], batch.values[within], batch.timestamps[within]
