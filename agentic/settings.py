@@ -68,6 +68,9 @@ class Settings:
     checkpoint_bytes: int = _setting(
         32 << 20, "Memory of rows not yet committed at which a checkpoint does not wait for its interval, about."
     )
+    standbys: int = _setting(
+        0, "Copies of each task's tables that other workers keep up to date, to take over without restoring them."
+    )
     repair: bool = _setting(
         False, "Move a damaged store of local state aside and restore its tables from their changelogs."
     )
@@ -281,6 +284,8 @@ def _check_together(settings: Settings) -> None:
     for name in ("cache_bytes", "checkpoint_bytes"):
         if getattr(settings, name) < 1 << 20:
             fail(name, "must be at least 1048576, a mebibyte")
+    if settings.standbys < 0:
+        fail("standbys", "a number of copies; 0 for none")
     if settings.max_buffered < 1:
         fail("max_buffered", "a worker must be able to hold an event")
     if settings.on_decode_error == "dead_letter" and settings.dead_letter is None:

@@ -125,7 +125,10 @@ class TopicInfo:
 
 @dataclass(frozen=True)
 class GroupInfo:
-    """A consumer group as it is: its members with what each owns, and what is committed."""
+    """A consumer group as it is: its members with what each owns, and what is committed.
+
+    Of members that own nothing, the first named is the first to get something.
+    """
 
     name: str
     members: Mapping[str, Sequence[TopicPartition]]
@@ -153,6 +156,11 @@ class Reader(Protocol):
 
     async def poll(self, timeout: float) -> list[Batch]:
         """The next batches; an empty list after `timeout` seconds without any."""
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hand over nothing more of these until `resume`; batches that wait already are kept for later."""
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -187,6 +195,9 @@ class Consumer(Protocol):
 
     async def seek(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Go on reading owned partitions at these offsets."""
+
+    async def member_id(self) -> str | None:
+        """How `Broker.describe_group` calls this member; None while it is none. Each joining may bring another."""
 
     async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Position | None]:
         """What the group has committed."""

@@ -9,6 +9,7 @@ import pytest
 from broker_support import Log, Member, until
 
 from agentic.brokers.base import Position, TopicPartition
+from agentic.core.placement import heirs, owner, ranked
 from agentic.errors import BrokerError, Fenced, NotOwner, UnknownTopic
 
 
@@ -382,3 +383,35 @@ async def test_two_groups_do_not_know_of_each_other(log: Log) -> None:
         for member in members:
             await member.consumer.close()
         await producer.close()
+
+
+async def test_a_member_knows_what_the_group_calls_it(log: Log) -> None:
+    async with log.open() as broker:
+        topic = await log.topic(broker, 2)
+        group = log.name("g")
+        members = [await Member(broker, group, [topic]).start() for _ in range(3)]
+        await until(lambda: sum(len(member.owned) for member in members) == 2, *members)
+        described = (await broker.describe_group(group)).members
+        assert {await member.consumer.member_id(): member.owned for member in members} == {
+            name: set(owned) for name, owned in described.items()
+        }
+        for member in members:
+            await member.consumer.close()
+
+
+async def test_where_the_partitions_of_one_that_leaves_go_can_be_told_before(log: Log) -> None:
+    """With more members than partitions: of those that own nothing the first named is the first to get some."""
+    async with log.open() as broker:
+        topic = await log.topic(broker, 3)
+        group = log.name("g")
+        members = [await Member(broker, group, [topic]).start() for _ in range(5)]
+        names = {str(await member.consumer.member_id()): member for member in members}
+        while len(names) > 1:
+            await until(lambda: len(set().union(*(m.owned for m in names.values()))) == 3, *names.values())
+            described = (await broker.describe_group(group)).members
+            ranks = ranked({name: [tp.partition for tp in owned] for name, owned in described.items()})
+            (heir,) = heirs(0, 3, ranks, 1)
+            await names.pop(owner(0, 3, ranks)).consumer.close()
+            await until(lambda heir=heir: TopicPartition(topic, 0) in names[heir].owned, *names.values())
+        for member in names.values():
+            await member.consumer.close()

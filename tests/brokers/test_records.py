@@ -265,6 +265,37 @@ async def test_a_reader_is_told_of_each_end_that_it_reaches(log: Log) -> None:
         await producer.close()
 
 
+async def test_a_reader_that_pauses_a_partition_goes_on_with_the_others_and_loses_nothing(log: Log) -> None:
+    async with log.open() as broker:
+        topic = await log.topic(broker, 2)
+        paused, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
+        producer = broker.producer()
+
+        async def send(value: bytes) -> None:
+            for tp in (paused, other):
+                producer.send(tp.topic, None, value, 1, partition=tp.partition)
+            await producer.flush()
+
+        await send(b"a")
+        reader = broker.reader({paused: 0, other: 0})
+        seen: dict[TopicPartition, list[bytes | None]] = {paused: [], other: []}
+
+        async def until_seen(tp: TopicPartition, values: list[bytes]) -> None:
+            while seen[tp] != values:
+                for batch in await reader.poll(1):
+                    seen[batch.tp] += batch.values
+
+        await until_seen(paused, [b"a"])
+        reader.pause([paused])
+        await send(b"b")
+        await until_seen(other, [b"a", b"b"])
+        assert seen[paused] == [b"a"]
+        reader.resume([paused])
+        await until_seen(paused, [b"a", b"b"])
+        await reader.close()
+        await producer.close()
+
+
 async def test_a_poll_without_news_is_empty(log: Log) -> None:
     async with log.open() as broker:
         topic = await log.topic(broker)

@@ -53,7 +53,7 @@ def lacking(start: int, end: int, *, at: int, age: int = 0) -> tuple[int, int]:
     """Return from where a store that stands at `at` needs its changelog, and how many rows it has then."""
 
     async def scenario() -> tuple[int, int]:
-        table: Table[str, int] = Table("app", "table", key=str, value=int)
+        table: Table[str, int] = App("app").table("table", key=str, value=int)
         store = MemoryStore()
         state = TaskState("log-0", 0, 1, [table], store, stores=MemoryStores())
         await state.restore(table, {b"k": (b"1", 1)}, at)
@@ -84,7 +84,7 @@ def test_a_store_that_is_being_restored_keeps_the_age_of_what_it_had() -> None:
     """What was deleted while it was away may be forgotten by the log before a second try has come so far."""
 
     async def scenario() -> list[int | None]:
-        table: Table[str, int] = Table("app", "table", key=str, value=int)
+        table: Table[str, int] = App("app").table("table", key=str, value=int)
         store = MemoryStore()
         state = TaskState("log-0", 0, 1, [table], store, stores=MemoryStores())
         ages = []

@@ -191,6 +191,9 @@ class EmbeddedConsumer:
         self._feed.place(offsets)
         self._store.records.notify()
 
+    async def member_id(self) -> str | None:
+        return self.member
+
     async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Position | None]:
         with self._store.view() as view:
             return {tp: view.position(self.group, tp) for tp in partitions}

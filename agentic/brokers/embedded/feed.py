@@ -137,6 +137,7 @@ class EmbeddedReader:
     """See `agentic.brokers.base.Reader`."""
 
     def __init__(self, store: Store, offsets: Mapping[TopicPartition, int]) -> None:
+        self._store = store
         self._feed = Feed(store)
         self._offsets: Mapping[TopicPartition, int] | None = dict(offsets)
 
@@ -145,6 +146,13 @@ class EmbeddedReader:
             self._feed.place(self._offsets)
             self._offsets = None
         return await self._feed.poll(timeout)
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        self._feed.pause(partitions)
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        self._feed.resume(partitions)
+        self._store.records.notify()
 
     async def close(self) -> None:
         self._feed.drop(self._feed.partitions)

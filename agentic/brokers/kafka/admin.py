@@ -177,7 +177,8 @@ class Admin:
         try:
             futures = self._client.describe_consumer_groups([name], request_timeout=REQUEST)
             group = await asyncio.wait_for(asyncio.wrap_future(futures[name]), 2 * REQUEST)
-            for member in group.members:
+            # The broker names them in no order; `range` takes them by their ids.
+            for member in sorted(group.members, key=lambda member: str(member.member_id)):
                 owned = member.assignment.topic_partitions if member.assignment else []
                 members[member.member_id] = sorted(TopicPartition(p.topic, p.partition) for p in owned)
         except KafkaException as problem:

@@ -206,6 +206,11 @@ class KafkaConsumer:
             if tp in self._owned:
                 self._intake.live[tp] = number
 
+    async def member_id(self) -> str | None:
+        member = self._running()
+        name: str | None = await self._answered(member.call(member.member_id), "member id")
+        return name
+
     async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Position | None]:
         member = self._running()
         asked = member.call(member.committed, list(partitions))

@@ -351,6 +351,10 @@ class Member(Poller):
             self._crossed.add(tp)
         return self._lots
 
+    def member_id(self) -> str | None:
+        """Return what the group calls us, None before we have joined."""
+        return self._consumer.memberid() or None
+
     def group_metadata(self) -> Any:
         """Return what a transaction needs to know of our membership."""
         return self._consumer.consumer_group_metadata()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import confluent_kafka as ck
@@ -53,6 +53,12 @@ class KafkaReader:
 
     async def poll(self, timeout: float) -> list[Batch]:
         return await self._intake.poll(timeout)
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        self._intake.pause(partitions)
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        self._intake.resume(partitions)
 
     async def close(self) -> None:
         await self._thread.stop(CLOSE)
