@@ -9,7 +9,7 @@ from typing import Any
 
 from agentic.errors import ConfigurationError
 from agentic.stream import Reply, Stream
-from agentic.table import Aggregation, Change, Changes, Inner, Table
+from agentic.table import Aggregation, Change, Changes, GlobalTable, Inner, Table
 from agentic.topic import Regrouping, Source, Topic, name_of, unfiltered
 from agentic.uses import tables_used
 
@@ -102,7 +102,9 @@ class Agent:
     @cached_property
     def tables(self) -> tuple[Table[Any, Any], ...]:
         """The tables that it uses: those declared for it, and those found in its code when this is first asked."""
-        return tuple(dict.fromkeys((*self._tables, *self.watched, *tables_used(self.fn))))
+        used = dict.fromkeys((*self._tables, *self.watched, *tables_used(self.fn)))
+        # A global table is nobody's in particular: it brings no tasks together.
+        return tuple(table for table in used if not isinstance(table, GlobalTable))
 
     def check(self) -> None:
         """Raise `ConfigurationError` where the agent yields and has nowhere to."""

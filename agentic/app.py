@@ -14,7 +14,7 @@ from agentic.codecs import Codec
 from agentic.errors import ConfigurationError
 from agentic.metrics import Metrics
 from agentic.settings import Settings
-from agentic.table import Table
+from agentic.table import GlobalTable, Table
 from agentic.topic import Home, Source, Topic, nearest
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -176,6 +176,34 @@ class App:
         self.tables[name] = table
         return table
 
+    def global_table(
+        self,
+        name: str,
+        source: Topic[Any, Any],
+        *,
+        key: Any = None,
+        value: Any = None,
+        default: Callable[[], Any] | None = None,
+    ) -> GlobalTable[Any, Any]:
+        """Declare a table of which each worker has the whole, loaded before the first event: for what all keys need.
+
+        Args:
+            name: unique in the app.
+            source: the topic whose records fill it, the last of each key; a tombstone deletes.
+            key, value: types; by default those of the topic.
+            default: gives the value of a key without a row.
+
+        Raises:
+            ConfigurationError: a name that can't be or is taken, `source` is no topic, or its keys have no type.
+        """
+        if name in self.tables:
+            raise ConfigurationError(f"table {name!r} is declared twice; keep the first in a variable and use that")
+        if not isinstance(source, Topic):
+            raise ConfigurationError(f"table {name!r}: source={source!r} is no topic; make one by app.topic(…)")
+        table: GlobalTable[Any, Any] = GlobalTable(self.home, name, source, key=key, value=value, default=default)
+        self.tables[name] = table
+        return table
+
     def agent(
         self,
         *sources: Source[Any, Any],
@@ -269,6 +297,11 @@ class App:
             function, params = params[0], ()
             return declare(function)
         return declare
+
+    @property
+    def global_tables(self) -> list[GlobalTable[Any, Any]]:
+        """The tables of which each worker has the whole, in the order of declaration."""
+        return [table for table in self.tables.values() if isinstance(table, GlobalTable)]
 
     def processors(self) -> list[Agent]:
         """The agents, and before them those that fill tables and bring events to other keys."""

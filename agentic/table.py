@@ -381,6 +381,61 @@ class Table(MutableMapping[K, V]):
         return codecs.encode(self.value, value, f"value of table {self.name!r}")
 
 
+class GlobalTable(Table[K, V]):
+    """A table of which each worker has the whole. Made by `App.global_table`; agents and tasks only read it.
+
+    It follows its topic as fast as that can be read, without regard to the times of events. What a
+    read finds is what the topic's last record of the key said a moment ago.
+
+    Attributes:
+        source_topic: the topic that fills it.
+        copy: this worker's copy, while one runs.
+    """
+
+    def __init__(self, home: Home, name: str, topic: Topic[Any, Any], **options: Any) -> None:
+        super().__init__(home, name, key=options.get("key") or topic.key, value=options.get("value") or topic.value)
+        if not topic.key_declared and options.get("key") is None:
+            raise ConfigurationError(f"table {name!r}: say the type of its keys: app.topic({topic.name!r}, key=…)")
+        self.source_topic = topic
+        self.default = options.get("default")
+        self.copy: View | None = None
+
+    def _view(self) -> View:
+        if self.copy is None:
+            raise TableUnavailable(f"table {self.name!r}: no worker of its app runs here")
+        return self.copy
+
+    def __getitem__(self, key: K) -> V:
+        value: V = self._view().get(key)
+        if value is MISSING:
+            if self.default is None:
+                raise KeyError(key)
+            return self.default()
+        return value
+
+    def __setitem__(self, key: K, value: V) -> None:
+        self._view().set(key, value)
+
+    @property
+    def changelog_topic(self) -> str | None:
+        return self.source_topic.name
+
+    def spec(self, partitions: int) -> TopicSpec | None:
+        return None
+
+    def changes(self) -> Changes[K]:
+        raise ConfigurationError(
+            f"table {self.name!r}: each worker has all of a global table, so each would see all of its changes; "
+            f"read topic {self.source_topic.name!r}, or fill a table of tasks by it: app.table(…, source=…)"
+        )
+
+    def group_by(self, fn: Callable[[K, V], Any], *, key: Any) -> Grouped[K, V]:
+        raise ConfigurationError(
+            f"table {self.name!r}: a global table is not aggregated, each worker would do it; fill a table of tasks "
+            "by its topic: app.table(…, source=…)"
+        )
+
+
 class Grouped(Generic[K, V]):
     """The rows of a table, grouped by another key: made by `Table.group_by`.
 

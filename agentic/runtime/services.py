@@ -19,6 +19,7 @@ from agentic.brokers.base import Broker, Consumer
 from agentic.errors import BrokerUnavailable, TaskFailed, words
 from agentic.runtime.assignment import Assignment
 from agentic.runtime.checkpoint import Checkpointer
+from agentic.runtime.globals import Globals
 from agentic.runtime.outbox import AppOutlet, Outbox
 from agentic.runtime.recovery import Recovery
 from agentic.settings import Settings
@@ -181,6 +182,37 @@ class TasksService(Part):
                     f"{names} did not end within {self._timeout:g} s after being cancelled; "
                     "let asyncio.CancelledError pass, and clean up in finally"
                 )
+
+
+class GlobalsService(Part):
+    """The global tables: there before the first event."""
+
+    def __init__(self, tables: Globals, fail: Fail) -> None:
+        super().__init__(fail)
+        self._tables = tables
+        self._loaded = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+
+    async def on_start(self) -> None:
+        await self._tables.open()
+        self._running = asyncio.create_task(self._run(), name="global tables")
+        await self._loaded.wait()
+
+    async def _run(self) -> None:
+        try:
+            await self._tables.run(self._loaded)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever keeps a table from its topic stops the worker
+            self.fail(error)
+            # Whoever waits for it learns of the failure from the worker.
+            self._loaded.set()
+
+    async def end(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
+        await self._tables.close()
 
 
 class StateService(Part):

@@ -12,12 +12,14 @@ from agentic.brokers.base import Broker, TopicPartition
 from agentic.runtime import changelogs, topics
 from agentic.runtime.assignment import Assignment
 from agentic.runtime.checkpoint import Checkpointer
+from agentic.runtime.globals import Globals
 from agentic.runtime.identity import Slotfile
 from agentic.runtime.outbox import AppOutlet, Outbox, wall_ms
 from agentic.runtime.recovery import Recovery
 from agentic.runtime.services import (
     BrokerService,
     CheckpointService,
+    GlobalsService,
     IntakeService,
     LifespanService,
     OutboxService,
@@ -88,6 +90,9 @@ class Worker(Part):
         outlet = AppOutlet(self.broker.producer, app.metrics, self._now)
         await self.add_runtime_dependency(OutboxService(app, outbox, outlet, self.fail))
         await self.add_runtime_dependency(LifespanService(app, outlet, self.fail))
+        if app.global_tables:
+            tables = Globals(app.global_tables, self.broker, self._stores, settings, app.metrics)
+            await self.add_runtime_dependency(GlobalsService(tables, self.fail))
         if app.processors():
             await self._start_agents(outbox, counts)
         tasks = [(f"task {getattr(fn, '__name__', 'anonymous')!r}", fn) for fn in app.tasks]

@@ -10,7 +10,7 @@ are committed. Until then a crash leaves the store as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import gt, lt
 from typing import Any, Final, Generic, TypeVar
 
@@ -163,6 +163,12 @@ class TableBuffer(Generic[E]):
     def dirty_bytes(self) -> int:
         """About how much memory the rows take that no checkpoint has begun to write."""
         return int(len(self.dirty) * (self._mean + ROW_OVERHEAD))
+
+    def forget(self, keys: Iterable[bytes]) -> None:
+        """The store has other rows of these keys by now: read them anew."""
+        for key in keys:
+            self.rows.pop(key, None)
+            self._aged.pop(key, None)
 
     # -- checkpoint ---------------------------------------------------------------------------
 

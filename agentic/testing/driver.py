@@ -22,7 +22,7 @@ from agentic.runtime.assignment import Assignment
 from agentic.runtime.stores import MemoryStores
 from agentic.runtime.worker import Worker
 from agentic.stream import HeadersLike, current_outlet
-from agentic.table import Table
+from agentic.table import GlobalTable, Table
 from agentic.testing.loop import Stuck, VirtualLoop
 from agentic.topic import Topic
 
@@ -350,6 +350,9 @@ class TestDriver:
         Raises:
             ConfigurationError: no agent uses the table.
         """
+        if isinstance(table, GlobalTable):
+            with self._running():
+                return dict(table.items())
         rows: list[tuple[bytes, K, V]] = []
         found = False
         for state in self._assignment().states():
