@@ -393,6 +393,68 @@ def test_a_table_without_a_changelog_can_not_be_loaded(app: Shell) -> None:
     assert "changelog=False" in app.error("tables", "load", "scratch", "-")
 
 
+# -- versions -------------------------------------------------------------------------------------
+
+VERSIONED = """
+from datetime import timedelta
+from agentic import App
+
+app = App("history", topic_partitions=2)
+names = app.topic("names", key=str, value=str)
+given = app.table("given", key=str, value=str, versioned=timedelta(seconds=10))
+fed = app.table("fed", source=names, versioned=timedelta(seconds=10))
+
+
+@app.agent(names)
+async def note(stream):
+    async for event in stream.events():
+        if event.value is None:
+            given.pop(event.key, None)
+        else:
+            given[event.key] = event.value
+"""
+
+
+@pytest.fixture
+def history(app: Shell, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    """A shell beside an app with versions: of a there are three, of b one and a deletion."""
+    app.write("history.py", VERSIONED)
+    monkeypatch.setenv("AGENTIC_APP", "history")
+    updates = [("a", "x", 1000), ("a", "y", 9000), ("a", "z", 5000), ("b", "v", 1000), ("b", None, 2000)]
+    lines = [{"key": key, "value": value, "timestamp": timestamp} for key, value, timestamp in updates]
+    app.ok("send", "names", "--jsonl", "-", stdin="\n".join(map(json.dumps, lines)))
+    run(app)
+    return app
+
+
+VERSIONS = [
+    {"key": "a", "value": "x", "timestamp": 1000},
+    {"key": "a", "value": "z", "timestamp": 5000},
+    {"key": "a", "value": "y", "timestamp": 9000},
+    {"key": "b", "value": "v", "timestamp": 1000},
+    {"key": "b", "value": None, "timestamp": 2000},
+]
+
+
+@pytest.mark.parametrize("table", ["given", "fed"])
+def test_of_a_table_with_versions_the_latest_are_shown_and_all_are_dumped(history: Shell, table: str) -> None:
+    for _ in range(2):
+        assert history.ok("tables", "ls", table) == '1970-01-01 00:00:09.000Z  "a"  "y"\n'
+        assert history.ok("tables", "get", table, "a") == '"y"\n'
+        assert "no row" in history("tables", "get", table, "b").stderr
+        assert [json.loads(line) for line in history.ok("tables", "dump", table).splitlines()] == VERSIONS
+        shutil.rmtree(history.directory / ".agentic" / "state", ignore_errors=True)
+
+
+def test_versions_are_loaded_in_any_order_as_the_row_that_they_make(history: Shell) -> None:
+    history.ok("reset", "--yes")
+    lines = "\n".join(json.dumps(line) for line in reversed(VERSIONS))
+    assert history.ok("tables", "load", "given", "-", stdin=lines) == "loaded 5 rows into given\n"
+    assert [json.loads(line) for line in history.ok("tables", "dump", "given").splitlines()] == VERSIONS
+    run(history)
+    assert [json.loads(line) for line in history.ok("tables", "dump", "given").splitlines()] == VERSIONS
+
+
 # -- beginning anew -------------------------------------------------------------------------------
 
 
