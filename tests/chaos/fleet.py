@@ -44,6 +44,9 @@ class Fleet:
         extra: further environment of the workers.
     """
 
+    #: The module that a worker runs.
+    app = "numbers_app.py"
+
     def __init__(
         self,
         url: str,
@@ -79,10 +82,15 @@ class Fleet:
 
     # -- workers ------------------------------------------------------------------------------
 
+    def environment(self, slot: int) -> dict[str, str]:
+        """Return the environment of the worker that is about to be started in a slot."""
+        return self._env
+
     def start(self, slot: int) -> None:
+        environment = self.environment(slot)
         with open(self._directory / f"worker-{slot}.log", "ab") as log:
             self._slots[slot] = subprocess.Popen(
-                [sys.executable, str(HERE / "numbers_app.py")], env=self._env, stdout=log, stderr=log
+                [sys.executable, str(HERE / self.app)], env=environment, stdout=log, stderr=log
             )
 
     def end(self, slot: int, number: signal.Signals) -> None:
@@ -115,6 +123,10 @@ class Fleet:
 
     def _log(self, slot: int) -> str:
         return (self._directory / f"worker-{slot}.log").read_text()[-3_000:]
+
+    def logs(self) -> str:
+        """The ends of all workers' logs, for who has to find out why something is wrong."""
+        return "\n".join(f"-- worker {slot}\n{self._log(slot)}" for slot in range(len(self._slots)))
 
     def close(self) -> None:
         for process in self._slots:
@@ -215,20 +227,23 @@ class Fleet:
         await broker.close()
         return "\n".join(lines)
 
+    def number(self, key: bytes | None, value: bytes) -> int:
+        """Return the number that a record of the output is about."""
+        return int(value)
+
     async def _read(self, reader: Reader, deadline: float) -> int:
         found = 0
         for batch in await reader.poll(0.2):
             self.reached[batch.tp.partition] = batch.position
             for key, value in zip(batch.keys, batch.values):
-                n = int(value or b"")
+                n = self.number(key, value or b"")
                 self.account.seen[n] += 1
                 self.account.by_key.setdefault(key, []).append(n)
             found += len(batch)
         if time.monotonic() > deadline:
             missing = sorted(set(range(self.count)) - set(self.account.seen))
-            logs = "\n".join(f"-- worker {slot}\n{self._log(slot)}" for slot in range(len(self._slots)))
             where = await self._where()
-            raise AssertionError(f"{len(missing)} numbers did not come, from {missing[:10]} on\n{where}\n{logs}")
+            raise AssertionError(f"{len(missing)} numbers did not come, from {missing[:10]} on\n{where}\n{self.logs()}")
         return found
 
 

@@ -1,0 +1,222 @@
+"""One app with tables on one log: its workers come and go one by one, each to an end that the test chooses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+import table_account
+from fleet import HERE, KEYS, PARTITIONS
+
+from agentic import brokers
+from agentic.brokers.base import Reader, TopicPartition, TopicSpec
+
+#: Seconds after which a wait has failed. Several times what it takes when all is well.
+PATIENCE = 60.0
+
+
+class Scene:
+    """The log, what has been sent and what has come out.
+
+    Args:
+        url: of the broker.
+        directory: for logs and state.
+        delivery: as in the app's settings.
+        extra: further environment of the workers.
+    """
+
+    def __init__(self, url: str, directory: pathlib.Path, delivery: str, extra: dict[str, str] | None = None) -> None:
+        self.app = f"scene-{os.urandom(4).hex()}"
+        self.delivery = delivery
+        self.sent = 0
+        self.said: dict[int, list[tuple[int, int]]] = {}
+        self._directory = directory
+        self._broker = brokers.connect(url)
+        self._reader: Reader | None = None
+        self._reached = dict.fromkeys(self._topic("out"), 0)
+        self._workers: list[subprocess.Popen[bytes]] = []
+        self._state_dirs: dict[pathlib.Path, None] = {}
+        self._env = {
+            **os.environ,
+            "PYTHONPATH": str(HERE.parents[1]),
+            "AGENTIC_NAME": self.app,
+            "AGENTIC_BROKER": url,
+            "AGENTIC_DELIVERY": delivery,
+            "AGENTIC_COMMIT_INTERVAL": "20ms",
+            "CHAOS_TOPIC": self.app,
+            "CHAOS_PAUSE_EVERY": "5",
+            **(extra or {}),
+        }
+
+    def _topic(self, end: str) -> list[TopicPartition]:
+        return [TopicPartition(f"{self.app}-{end}", n) for n in range(PARTITIONS)]
+
+    async def __aenter__(self) -> Self:
+        await self._broker.open(30)
+        # The records carry old timestamps, which a retention of a week would take for long expired.
+        keep = {"retention.ms": "-1"}
+        await self._broker.create_topics(
+            [TopicSpec(f"{self.app}-{end}", PARTITIONS, config=keep) for end in ("in", "out")]
+        )
+        self._reader = self._broker.reader(self._reached)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        for worker in self._workers:
+            worker.kill()
+            worker.wait()
+        assert self._reader is not None
+        await self._reader.close()
+        await self._broker.close()
+
+    async def send(self, count: int) -> None:
+        """Append so many numbers to the input."""
+        producer = self._broker.producer()
+        for n in range(self.sent, self.sent + count):
+            key = table_account.key_of(n, KEYS).encode()
+            producer.send(f"{self.app}-in", key, b"%d" % n, 1_700_000_000_000 + n)
+        await producer.flush()
+        await producer.close()
+        self.sent += count
+
+    # -- workers ------------------------------------------------------------------------------
+
+    def start(
+        self,
+        *,
+        state: str = "state",
+        point: str | None = None,
+        passes: int = 1,
+        number: signal.Signals = signal.SIGKILL,
+        limit: int | None = None,
+        **settings: str,
+    ) -> subprocess.Popen[bytes]:
+        """Start a worker.
+
+        Args:
+            state: names its state directory.
+            point: one of `crash_points`, at whose n-th pass it gets a signal.
+            limit: how large, in bytes, a file may become that it writes.
+        """
+        directory = self._directory / state
+        self._state_dirs[directory] = None
+        env = {**self._env, "AGENTIC_STATE_DIR": str(directory), **settings}
+        if point is not None:
+            env |= {"CHAOS_POINT": point, "CHAOS_PASSES": str(passes), "CHAOS_SIGNAL": number.name}
+        if limit is not None:
+            env["CHAOS_FILE_LIMIT"] = str(limit)
+        with open(self._directory / f"worker-{len(self._workers)}.log", "wb") as log:
+            worker = subprocess.Popen([sys.executable, str(HERE / "tables_app.py")], env=env, stdout=log, stderr=log)
+        self._workers.append(worker)
+        return worker
+
+    def log(self, worker: subprocess.Popen[bytes]) -> str:
+        """Return what a worker has logged."""
+        return (self._directory / f"worker-{self._workers.index(worker)}.log").read_text()
+
+    async def ended(self, worker: subprocess.Popen[bytes]) -> int:
+        """Return the exit code of a worker once it has ended, negative after a signal."""
+        try:
+            return await asyncio.to_thread(worker.wait, PATIENCE)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the worker goes on after {PATIENCE:g} s:\n{self.log(worker)[-3_000:]}") from None
+
+    async def killed(self, worker: subprocess.Popen[bytes]) -> None:
+        """Return when a worker has come to its point and is dead."""
+        code = await self.ended(worker)
+        assert code == -signal.SIGKILL, f"the worker ended with {code}:\n{self.log(worker)[-3_000:]}"
+
+    async def stopped(self, worker: subprocess.Popen[bytes]) -> None:
+        """Return when a worker has come to its point and stands still."""
+        waits = asyncio.create_task(
+            asyncio.to_thread(os.waitid, os.P_PID, worker.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        )
+        done, _ = await asyncio.wait([waits], timeout=PATIENCE)
+        if not done:
+            worker.kill()
+        result = await waits
+        assert result is not None and result.si_code == os.CLD_STOPPED, f"it did not stop:\n{self.log(worker)[-3_000:]}"
+
+    async def terminate(self, worker: subprocess.Popen[bytes]) -> None:
+        """Stop a worker in order."""
+        assert worker.poll() is None, f"it ended by itself with {worker.returncode}:\n{self.log(worker)[-3_000:]}"
+        worker.send_signal(signal.SIGTERM)
+        code = await self.ended(worker)
+        assert code == 0, f"the worker ended with {code}:\n{self.log(worker)[-3_000:]}"
+
+    def lose_disk(self, state: str = "state") -> None:
+        """Delete a state directory that no worker has."""
+        shutil.rmtree(self._directory / state)
+
+    # -- what came of it ----------------------------------------------------------------------
+
+    async def _read(self, timeout: float) -> None:
+        assert self._reader is not None
+        for batch in await self._reader.poll(timeout):
+            self._reached[batch.tp] = batch.position
+            for value in batch.values:
+                n, times, total = json.loads(value or b"")
+                self.said.setdefault(n, []).append((times, total))
+
+    async def all_out(self, *workers: subprocess.Popen[bytes]) -> None:
+        """Return when each number that was sent has come out.
+
+        Args:
+            workers: who has to see to it; that one ends is a failure.
+        """
+        deadline = time.monotonic() + PATIENCE
+        while len(self.said) < self.sent:
+            await self._read(0.2)
+            gone = [worker for worker in workers if worker.poll() is not None]
+            if gone or time.monotonic() > deadline:
+                missing = sorted(set(range(self.sent)) - set(self.said))
+                logs = "\n--\n".join(self.log(worker)[-3_000:] for worker in workers)
+                raise AssertionError(f"{len(missing)} numbers did not come, from {missing[:10]} on:\n{logs}")
+
+    async def _read_on(self) -> None:
+        """Read what is committed by now."""
+        ends = await self._broker.end_offsets(self._reached)
+        deadline = time.monotonic() + PATIENCE
+        while any(self._reached[tp] < end for tp, end in ends.items()):
+            assert time.monotonic() < deadline, f"outputs are read up to {self._reached} and not to {ends}"
+            await self._read(0.2)
+
+    async def check(self, where: str) -> None:
+        """Local stores are what changelogs say; exactly once, these are what the outputs so far say.
+
+        A commit that is done becomes visible in one partition after the other: that is waited for.
+        """
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            await self._read_on()
+            changelogs = await table_account.read(self._broker, self.app, with_open=False)
+            marks = table_account.marks(self._state_dirs, self.app)
+            ahead = {tp: (mark, changelogs[tp].end) for tp, mark in marks.items() if mark > changelogs[tp].end}
+            wrong = f"the store has more than is committed: {ahead}" if ahead else None
+            if wrong is None and self.delivery == "exactly_once":
+                wanted = table_account.truth(self.said, KEYS)
+                wrong = table_account.wrong_tables(table_account.tables(changelogs, self.app), wanted, self.delivery)
+            if wrong is None:
+                break
+            assert time.monotonic() < deadline, f"{where}: {wrong}"
+        table_account.check_stores(self._state_dirs, self.app, changelogs)
+
+    async def verify(self) -> None:
+        """All that was sent has been counted as a plain loop counts it, or more under at least once."""
+        await self._read_on()
+        wrong = table_account.wrong_outputs(self.said, self.sent, KEYS, self.delivery)
+        assert wrong is None, wrong
+        changelogs = await table_account.read(self._broker, self.app, with_open=True)
+        found = table_account.tables(changelogs, self.app)
+        wrong = table_account.wrong_tables(found, table_account.truth(range(self.sent), KEYS), self.delivery)
+        assert wrong is None, wrong
+        assert table_account.check_stores(self._state_dirs, self.app, changelogs)
