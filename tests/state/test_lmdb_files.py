@@ -19,7 +19,7 @@ from store_support import IDENTITY, TABLES, open_store, run
 
 from agentic import machine
 from agentic.errors import BrokerError, StateMismatch, StorageCorrupt, StorageFull
-from agentic.state.lmdb import LmdbStore, boot, meta, resident
+from agentic.state.lmdb import LmdbStore, meta, resident, trust
 
 ROWS = [(b"%05d" % number, b"value %d" % number) for number in range(20_000)]
 
@@ -261,7 +261,7 @@ def test_where_there_is_no_store_a_reader_is_told_so(tmp_path: Path) -> None:
 @pytest.fixture
 def another_boot(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     def set_boot(name: str) -> None:
-        monkeypatch.setattr(boot, "boot_id", lambda: name)
+        monkeypatch.setattr(trust, "boot_id", lambda: name)
 
     return set_boot
 
@@ -372,27 +372,28 @@ def test_a_file_of_random_bytes_is_named_with_the_way_out(filled: Path) -> None:
     assert str(file) in str(caught.value)
 
 
-def test_damaged_pages_are_named_when_they_are_read(filled: Path) -> None:
-    page = 4096
+def test_damage_that_is_met_is_named_and_remembered(filled: Path) -> None:
+    """The next to open the store would else find nothing wrong, and have nothing to repair."""
 
-    def zero(content: bytearray) -> None:
-        content[4 * page : -page] = bytes(len(content) - 5 * page)
+    def zero_rows(content: bytearray) -> None:
+        page = 4096
+        for at in range(0, len(content), page):
+            if b"value 1" in content[at : at + page]:
+                content[at : at + page] = bytes(page)
 
-    damage(filled / "data.mdb", zero)
-    program = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from pathlib import Path
-from store_support import open_store
-from agentic.errors import StorageCorrupt
-try:
-    store = open_store(Path(sys.argv[2]))
-    print(sum(1 for _ in store.scan("t")), store.get("t", b"00777"))
-except StorageCorrupt as error:
-    print(error)
-"""
-    said = run(program, Path(__file__).parent, filled)
-    assert "damaged" in said and "--repair" in said and "data.mdb" in said
+    damage(filled / "data.mdb", zero_rows)
+    store = open_store(filled)
+    with pytest.raises(StorageCorrupt) as caught:
+        for key, _ in ROWS:
+            store.get("t", key)
+        list(store.scan("t"))
+    words = str(caught.value)
+    assert "damaged" in words and "--repair" in words and str(filled / "data.mdb") in words
+    store.close()
+    for opened in (open_store, LmdbStore.open_readonly):
+        with pytest.raises(StorageCorrupt) as caught:
+            opened(filled)
+        assert str(caught.value) == words
 
 
 # Without space.

@@ -17,7 +17,9 @@ is needed in any case:
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
+from itertools import chain
 
 #: The longest key that stands as it is.
 SHORT = 495
@@ -28,6 +30,10 @@ LONG = SHORT + DIGEST
 ZEROS = bytes(SHORT)
 #: The same of what stands for them in LMDB.
 ESCAPED_ZEROS = bytes(SHORT + 1)
+
+_LAST_DIGEST = b"\xff" * DIGEST
+#: Ends a run of rows: no stored key is empty.
+_END = ((b"", b""),)
 
 _length = struct.Struct(">I")
 
@@ -54,3 +60,41 @@ def key_of(stored: bytes, packed: bytes) -> bytes:
 def value_of(stored: bytes, packed: bytes) -> bytes:
     """Return the value of a stored row."""
     return packed[_length.size + _length.unpack_from(packed)[0] :] if len(stored) == LONG else packed
+
+
+def bounds(start: bytes, stop: bytes | None) -> tuple[bytes, bytes | None]:
+    """Return between which stored keys all keys with ``start <= key < stop`` stand, and perhaps a few others."""
+    low = physical(start) if len(start) <= SHORT else start[:SHORT]
+    if stop is None or len(stop) <= SHORT:
+        return low, None if stop is None else physical(stop)
+    return low, stop[:SHORT] + _LAST_DIGEST
+
+
+def in_order(
+    rows: Iterable[tuple[bytes, bytes]],
+    fetch: Callable[[bytes], bytes],
+    start: bytes,
+    stop: bytes | None,
+    reverse: bool,
+) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the rows with ``start <= key < stop`` of stored rows, in the order of their keys.
+
+    Args:
+        rows: as they are stored, in the order of the stored keys, or against it.
+        fetch: what stands for the value under a stored key.
+    """
+    group: list[tuple[bytes, bytes]] = []
+    for stored, packed in chain(rows, _END):
+        is_long = len(stored) == LONG
+        if group and not (is_long and stored[:SHORT] == group[0][1][:SHORT]):
+            for key, name in sorted(group, reverse=reverse):
+                yield key, value_of(name, fetch(name))
+            group = []
+        key = key_of(stored, packed)
+        if key < start or (stop is not None and key >= stop):
+            continue
+        if is_long:
+            # Without the value: there may be many to a group, and large ones.
+            group.append((key, stored))
+        elif stored:
+            yield key, packed

@@ -2,7 +2,7 @@
 
 Each write is one transaction, and not waited for by the disk. A process that dies loses
 nothing of it: it is in the kernel's cache. What a machine that dies leaves in the file is not
-trusted (see `agentic.state.lmdb.boot`): the changelog is the truth, and brings the rows back.
+trusted (see `agentic.state.lmdb.trust`): the changelog is the truth, and brings the rows back.
 
 Reads go through one transaction that lives until the next write, so that a read costs a search
 and nothing else; an iterator keeps the one it began with. A lock, held for a read or a chunk
@@ -19,6 +19,7 @@ import os
 import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Self
@@ -28,8 +29,8 @@ import lmdb
 from agentic.errors import BrokerError, StorageCorrupt, StorageFull
 from agentic.lmdbfile import DATA_FILE, LmdbFile
 from agentic.state.base import Rows
-from agentic.state.lmdb import boot, meta
-from agentic.state.lmdb.physical import DIGEST, ESCAPED_ZEROS, LONG, SHORT, ZEROS, key_of, pack, physical, value_of
+from agentic.state.lmdb import meta, trust
+from agentic.state.lmdb.physical import ESCAPED_ZEROS, SHORT, ZEROS, bounds, in_order, key_of, pack, physical, value_of
 from agentic.state.lmdb.resident import file_pages, give_back
 
 #: How many bytes of files may be resident in the process before a store gives back its own.
@@ -49,13 +50,8 @@ MAX_READERS = 1_024
 
 _REPAIR = "run the worker with --repair: it moves the file aside and restores the state from the changelog"
 _SHRINK = "checkpoint more often (commit_interval), or let rows expire (ttl)"
-
-
-_LAST_DIGEST = b"\xff" * DIGEST
 #: Stands for the marks where the others are named by their table.
 _MARKS = None
-#: Ends a run of rows: no row has an empty key.
-_END = ((b"", b""),)
 
 
 class _Snapshot:
@@ -94,7 +90,8 @@ class LmdbStore:
         self._meta_db: Any = None
         # Tables that have, or had, a long key: a scan has to look at each row.
         self._long: set[str] = set()
-        self._lock = threading.Lock()
+        # One that its holder may take again: an iterator that is collected lets go, wherever that happens.
+        self._lock = threading.RLock()
         self._writing = threading.Lock()
         self._txn: Any = None
         self._snapshot: _Snapshot | None = None
@@ -130,7 +127,8 @@ class LmdbStore:
         store = cls(Path(directory), readonly=False, map_size=map_size, resident_limit=resident_limit)
         with store._file.errors("be opened"):
             store.directory.mkdir(parents=True, exist_ok=True)
-            store.discarded = boot.begin(store.directory)
+            store.discarded = trust.begin(store.directory)
+            store._check_damage()
             store._open(identity, tables)
         return store
 
@@ -147,11 +145,12 @@ class LmdbStore:
         store = cls(Path(directory), readonly=True, map_size=None, resident_limit=RESIDENT_LIMIT)
         if not store._file.path.exists():
             raise BrokerError(f"{store.directory}: no state here; give the directory of a task's copy")
-        if boot.is_stale(store.directory):
+        if trust.is_stale(store.directory):
             raise StorageCorrupt(
                 f"{store._file.path}: was open when the machine went down, and is not to be trusted; start the worker,"
                 " it restores the state from the changelog"
             )
+        store._check_damage()
         with store._file.errors("be opened"):
             store._open(None, {})
         return store
@@ -191,6 +190,21 @@ class LmdbStore:
         if (missing := self._file.missing(self._env)) and self._file.is_damaged():
             raise StorageCorrupt(f"{self._file.path}: truncated, {missing} bytes are missing; {_REPAIR}")
 
+    def _check_damage(self) -> None:
+        if (words := trust.damage(self.directory)) is not None:
+            raise StorageCorrupt(words)
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        """Turn LMDB's errors into ours, and remember damage: it may lie where the next opening does not look."""
+        try:
+            with self._file.errors(what):
+                yield
+        except StorageCorrupt as error:
+            if not self._readonly:
+                trust.note_damage(self.directory, str(error))
+            raise
+
     def _open_dbs(self) -> None:
         self._meta_db = self._env.open_db(meta.META, create=False)
         self._dbs = {name: self._env.open_db(meta.database(name), create=False) for name in self.tables}
@@ -214,7 +228,7 @@ class LmdbStore:
             try:
                 value: bytes | None = (self._txn or self._begin()).get(stored, None, db)
             except lmdb.Error:
-                with self._file.errors("be read"):
+                with self._errors("be read"):
                     raise
             if value is not None:
                 self._reads_left -= len(value) >> BYTES_PER_READ
@@ -231,46 +245,25 @@ class LmdbStore:
             snapshot = self._hold()
         try:
             if table in self._long or len(start) > SHORT or (stop is not None and len(stop) > SHORT):
-                yield from self._long_rows(snapshot, table, start, stop, reverse)
+                low, high = bounds(start, stop)
+                rows = chain.from_iterable(self._chunks(snapshot, table, low, high, reverse))
+                yield from in_order(rows, lambda stored: self._value(snapshot, table, stored), start, stop, reverse)
             else:
                 low, high = physical(start), None if stop is None else physical(stop)
-                for rows in self._chunks(snapshot, table, low, high, reverse):
-                    if rows and (rows[-1] if reverse else rows[0])[0] <= ESCAPED_ZEROS:
-                        rows = [(key_of(stored, value), value) for stored, value in rows]
-                    yield from rows
+                for chunk in self._chunks(snapshot, table, low, high, reverse):
+                    if chunk and (chunk[-1] if reverse else chunk[0])[0] <= ESCAPED_ZEROS:
+                        chunk = [(key_of(stored, value), value) for stored, value in chunk]
+                    yield from chunk
         finally:
             with self._lock:
                 self._let_go(snapshot)
-
-    def _long_rows(
-        self, snapshot: _Snapshot, table: str, start: bytes, stop: bytes | None, reverse: bool
-    ) -> Iterator[tuple[bytes, bytes]]:
-        """Rows of which some have long keys, or bounds that are long keys: each is looked at."""
-        low = physical(start) if len(start) <= SHORT else start[:SHORT]
-        # Of a long one: above all digests of keys that begin as it does.
-        high = stop if stop is None else physical(stop) if len(stop) <= SHORT else stop[:SHORT] + _LAST_DIGEST
-        group: list[tuple[bytes, bytes]] = []
-        for stored, packed in chain(chain.from_iterable(self._chunks(snapshot, table, low, high, reverse)), _END):
-            is_long = len(stored) == LONG
-            if group and not (is_long and stored[:SHORT] == group[0][1][:SHORT]):
-                for key, name in sorted(group, reverse=reverse):
-                    yield key, value_of(name, self._value(snapshot, table, name))
-                group = []
-            key = key_of(stored, packed)
-            if key < start or (stop is not None and key >= stop):
-                continue
-            if is_long:
-                # Without the value: there may be many to a group, and large ones.
-                group.append((key, stored))
-            elif stored:
-                yield key, packed
 
     def _value(self, snapshot: _Snapshot, table: str, stored: bytes) -> bytes:
         with self._lock:
             try:
                 value: bytes = self._of(snapshot).get(stored, None, self._dbs[table])
             except lmdb.Error:
-                with self._file.errors("be read"):
+                with self._errors("be read"):
                     raise
             return value
 
@@ -283,8 +276,11 @@ class LmdbStore:
             with self._lock:
                 if self._reads_left < 0:
                     self._relieve()
-                with self._file.errors("be read"):
+                try:
                     rows = self._chunk(self._of(snapshot), self._dbs[table], low, high, reverse, last, size)
+                except lmdb.Error:
+                    with self._errors("be read"):
+                        raise
                 if not rows:
                     return
                 self._reads_left -= 1 + (len(rows) * len(rows[-1][1]) >> BYTES_PER_READ)
@@ -325,7 +321,7 @@ class LmdbStore:
 
     def stat(self, table: str) -> dict[str, int]:
         """Return what LMDB counts of a table: entries, depth, and its pages of `psize` bytes by kind."""
-        with self._lock, self._file.errors("be read"):
+        with self._lock, self._errors("be read"):
             counts: dict[str, int] = (self._txn or self._begin()).stat(self._dbs[table])
             if self._readonly:
                 self._retire()
@@ -335,7 +331,7 @@ class LmdbStore:
         return self._get(_MARKS, name.encode())
 
     def marks(self) -> dict[str, bytes]:
-        with self._lock, self._file.errors("be read"):
+        with self._lock, self._errors("be read"):
             found = {key.decode(): value for key, value in (self._txn or self._begin()).cursor(self._dbs[_MARKS])}
             if self._readonly:
                 self._retire()
@@ -390,7 +386,7 @@ class LmdbStore:
         """Do a write transaction whole, in a map that is made larger where it has to be."""
         if self._readonly:
             raise BrokerError(f"{self.directory}: opened to be read, not written")
-        with self._writing, self._file.errors("be written"):
+        with self._writing, self._errors("be written"):
             self._check_open()
             try:
                 while True:
@@ -411,7 +407,7 @@ class LmdbStore:
     def _begin(self) -> Any:
         """The transaction to read with, which lives until the next write."""
         self._check_open()
-        with self._file.errors("be read"):
+        with self._errors("be read"):
             try:
                 self._txn = self._env.begin()
             except lmdb.MapResizedError:
@@ -453,7 +449,7 @@ class LmdbStore:
         current = self._snapshot
         if current is None:
             self._retire()
-        for snapshot in self._held:
+        for snapshot in list(self._held):
             snapshot.txn.abort()
             snapshot.lost = snapshot is not current
         self._txn = None
@@ -494,11 +490,11 @@ class LmdbStore:
             self._retire()
             for snapshot in self._held:
                 snapshot.lost = True
-            with self._file.errors("be synced"):
+            with self._errors("be synced"):
                 try:
                     if not self._readonly:
                         self._env.sync(True)
-                        boot.end(self.directory)
+                        trust.end(self.directory)
                 finally:
                     self._env.close()
                     self._env = None
