@@ -22,6 +22,7 @@ from agentic.runtime.checkpoint import Checkpointer
 from agentic.runtime.globals import Globals
 from agentic.runtime.outbox import AppOutlet, Outbox
 from agentic.runtime.recovery import Recovery
+from agentic.runtime.standby import Standbys
 from agentic.settings import Settings
 from agentic.stream import current_outlet
 
@@ -226,6 +227,21 @@ class StateService(Part):
     async def end(self) -> None:
         await self._recovery.close()
         await self._assignment.release()
+
+
+class StandbyService(Part):
+    """Standbys of other workers' tasks. The first to stop: they are nothing that the rest waits for."""
+
+    def __init__(self, standbys: Standbys, recovery: Recovery, fail: Fail) -> None:
+        super().__init__(fail)
+        self._standbys = standbys
+        self._recovery = recovery
+
+    async def on_start(self) -> None:
+        self._standbys.start(lambda: bool(self._recovery.restorations))
+
+    async def end(self) -> None:
+        await self._standbys.stop()
 
 
 class CheckpointService(Part):

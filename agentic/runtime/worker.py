@@ -24,9 +24,11 @@ from agentic.runtime.services import (
     LifespanService,
     OutboxService,
     Part,
+    StandbyService,
     StateService,
     TasksService,
 )
+from agentic.runtime.standby import Standbys
 from agentic.runtime.stores import Stores, stores_for
 
 log = logging.getLogger("agentic.worker")
@@ -109,7 +111,12 @@ class Worker(Part):
             session_timeout=settings.session_timeout.total_seconds(),
         )
         self._checkpointer = Checkpointer(self.broker, consumer, outbox, app.metrics)
-        recovery = Recovery(self.broker, self._stores, consumer, app.metrics, self.fail)
+        stores, standbys = self._stores, None
+        if settings.standbys and app.tables:
+            stores = standbys = Standbys(
+                app.processors(), self.broker, stores, consumer, app.metrics, settings, partitions=counts
+            )
+        recovery = Recovery(self.broker, stores, consumer, app.metrics, self.fail)
         self.assignment = Assignment(
             app.processors(),
             consumer,
@@ -131,6 +138,8 @@ class Worker(Part):
         await self.add_runtime_dependency(
             CheckpointService(self.checkpoint, self.assignment, interval, timeout, self.fail)
         )
+        if standbys is not None:
+            await self.add_runtime_dependency(StandbyService(standbys, recovery, self.fail))
 
     def _transactional_id(self) -> str:
         """A restart of the same worker takes over its id, and so ends what the former left open."""
