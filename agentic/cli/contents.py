@@ -27,14 +27,14 @@ from agentic.cli.reading import between
 from agentic.core import versioned
 from agentic.core.metadata import decode
 from agentic.core.versioned import NOTHING_OBSERVED, Versions
-from agentic.runtime.replay import Replay, Replayed, replay
+from agentic.runtime.replay import Replay, Replayed, SourceReplay, replay
 from agentic.runtime.state import number, observed, upto
 from agentic.runtime.tables import Layout
 from agentic.state.base import Store
 from agentic.state.envelope import unwrap, wrap
 from agentic.state.keys import KeyFormat
 from agentic.state.lmdb import LmdbStore
-from agentic.table import Table
+from agentic.table import GlobalTable, Table
 
 #: Records behind a local copy that are kept in memory; for more, the changelog is read into a file.
 LONGEST_TAIL = 200_000
@@ -136,8 +136,8 @@ class Reading:
         if whole:
             self._say(f"{self._table.name}: {_numbered(whole)} from topic {topic}")
         scratch = {n: self._scratch() for n in whole}
-        replays = {n: replay(self._table, self._layout, found.store, found.observed) for n, found in usable.items()}
-        replays.update({n: replay(self._table, self._layout, scratch[n], NOTHING_OBSERVED) for n in whole})
+        replays = {n: self._replay(found.store, found.observed) for n, found in usable.items()}
+        replays.update({n: self._replay(scratch[n], NOTHING_OBSERVED) for n in whole})
         starts = {TopicPartition(topic, n): found.at for n, found in usable.items()}
         starts.update({TopicPartition(topic, n): bounds[n].start for n in whole})
         await self._read(starts, {tp: bounds[tp.partition].end for tp in starts}, replays, scratch)
@@ -186,6 +186,11 @@ class Reading:
             return dict.fromkeys(partitions, 0)
         ends = await self._broker.end_offsets([TopicPartition(topic, n) for n in partitions], with_open=True)
         return {tp.partition: end for tp, end in ends.items()}
+
+    def _replay(self, store: Store, observed: int) -> Replay:
+        if isinstance(self._table, GlobalTable):
+            return SourceReplay(self._table, self._layout)
+        return replay(self._table, self._layout, store, observed)
 
     def _scratch(self) -> LmdbStore:
         """Make a store for a partition that is read from the changelog: it need not fit into memory."""

@@ -14,7 +14,7 @@ from agentic.errors import AgenticError, ConfigurationError, UnknownTopic, named
 from agentic.runtime.groups import groups
 from agentic.settings import Settings
 from agentic.state.lmdb import Copy, LmdbStore, copies, in_use
-from agentic.table import Table
+from agentic.table import GlobalTable, Table
 from agentic.topic import nearest
 
 
@@ -54,6 +54,18 @@ def table_of(app: App, name: str) -> Table[Any, Any]:
     return app.tables[name]
 
 
+def filled_by(table: Table[Any, Any]) -> str | None:
+    """Return the name of the topic that fills a table, None for a table that agents write."""
+    if isinstance(table, GlobalTable):
+        return table.source_topic.name
+    return None if table.source is None else table.source.name
+
+
+def global_task(table: GlobalTable[Any, Any]) -> str:
+    """Return the name under which a worker keeps its copy of a global table."""
+    return f"global {table.name}"
+
+
 def place_of(app: App, table: Table[Any, Any], known: Mapping[str, int]) -> Place:
     """Return where a table's rows belong.
 
@@ -64,14 +76,21 @@ def place_of(app: App, table: Table[Any, Any], known: Mapping[str, int]) -> Plac
         ConfigurationError: no agent uses it.
         UnknownTopic: the app has never been started.
     """
+    names = _topics(app, table)
+    if missing := [name for name in names if name not in known]:
+        raise UnknownTopic(
+            f"table {table.name!r} has the partitions of {named('topic', missing)}, which the broker has not; "
+            "start the app, or 'agentic topics create'"
+        )
+    return Place(names, known[names[0]])
+
+
+def _topics(app: App, table: Table[Any, Any]) -> tuple[str, ...]:
+    if isinstance(table, GlobalTable):
+        return (table.source_topic.name,)
     for agents, topics in groups(app.processors()):
         if any(table in agent.tables for agent in agents):
-            if missing := [topic.name for topic in topics if topic.name not in known]:
-                raise UnknownTopic(
-                    f"table {table.name!r} has the partitions of {named('topic', missing)}, which the broker has not; "
-                    "start the app, or 'agentic topics create'"
-                )
-            return Place(tuple(topic.name for topic in topics), known[topics[0].name])
+            return tuple(topic.name for topic in topics)
     raise ConfigurationError(f"table {table.name!r}: no agent uses it, so it has no partitions and no rows")
 
 

@@ -97,9 +97,8 @@ async def _look(app: App, broker: Broker) -> Memory:
 
     await check_stopped(app, broker, "reset")
     known = await broker.topics()
-    changelogs = [
-        name for table in app.tables.values() if table.source is None and (name := table.changelog_topic) is not None
-    ]
+    # Not those of the tables that a topic fills: it is others who write that.
+    changelogs = [spec.name for table in app.tables.values() if (spec := table.spec(1)) is not None]
     internal = [topic.name for topic in app.topics.values() if topic.internal]
     group = app.name if app.name in await broker.groups() else None
     positions = (await broker.describe_group(app.name)).positions if group else {}

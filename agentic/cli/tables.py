@@ -11,7 +11,6 @@ from typing import Any
 import click
 import msgspec
 
-from agentic.app import App
 from agentic.brokers.base import Broker
 from agentic.cli import base
 from agentic.cli.choice import Choice, current
@@ -61,47 +60,11 @@ def list_tables() -> None:
 
 
 def _list() -> None:
+    from agentic.cli.listing import COLUMNS, NUMBERS, copies_of
     from agentic.cli.output import show_table
 
     app = current().app()
-    columns = ("table", "task", "rows", "bytes", "behind", "copy", "in use")
-    rows = current().with_broker(lambda broker: _copies(app, broker))
-    show_table(columns, rows, numbers=("rows", "bytes", "behind"))
-
-
-async def _copies(app: App, broker: Broker) -> list[tuple[object, ...]]:
-    from agentic.cli.places import bounds_of, copies_by_task, is_in_use, opened, place_of
-    from agentic.runtime.state import number, upto
-
-    known = await broker.topics()
-    by_task = copies_by_task(app.settings)
-    rows: list[tuple[object, ...]] = []
-    for table in app.tables.values():
-        try:
-            place = place_of(app, table, known)
-        except AgenticError as error:
-            _say(str(error))
-            rows.append((table.name, "", "", "", "", "none", ""))
-            continue
-        bounds = await bounds_of(app, table, place, known, broker)
-        for n in range(place.partitions):
-            task = place.task(n)
-            found = len(rows)
-            with opened(by_task.get(task, []), _say) as stores:
-                for copy, store in stores:
-                    if table.name not in store.tables:
-                        continue
-                    at = number(store.mark(upto(table)))
-                    start, end = (0, 0) if bounds is None else bounds[n]
-                    behind: object = "" if bounds is None else max(0, end - (start if at is None else at))
-                    used = "yes" if is_in_use(copy) else "no"
-                    counts = store.stat(table.name)
-                    size = counts["psize"] * sum(counts[f"{kind}_pages"] for kind in ("branch", "leaf", "overflow"))
-                    rows.append((table.name, task, counts["entries"], size, behind, copy.directory, used))
-            if len(rows) == found:
-                behind = "" if bounds is None else max(0, bounds[n].end - bounds[n].start)
-                rows.append((table.name, task, "", "", behind, "none", ""))
-    return rows
+    show_table(COLUMNS, current().with_broker(lambda broker: copies_of(app, broker, _say)), numbers=NUMBERS)
 
 
 @tables.command()
@@ -174,7 +137,7 @@ def load(name: str, file: str) -> None:
     key are its versions.
     """
     from agentic.cli.loading import load as send_lines
-    from agentic.cli.places import table_of
+    from agentic.cli.places import filled_by, table_of
     from agentic.cli.reset import check_stopped
     from agentic.cli.versions import Gathering
     from agentic.runtime import changelogs, topics
@@ -182,10 +145,9 @@ def load(name: str, file: str) -> None:
     app = current().app()
     table = table_of(app, name)
     changelog = table.changelog_topic
-    if table.source is not None:
+    if (source := filled_by(table)) is not None:
         raise ConfigurationError(
-            f"table {name!r} is filled by topic {table.source.name!r}: send to that one, "
-            f"'agentic send {table.source.name} --jsonl FILE'"
+            f"table {name!r} is filled by topic {source!r}: send to that one, 'agentic send {source} --jsonl FILE'"
         )
     if changelog is None:
         raise ConfigurationError(f"table {name!r} is declared with changelog=False: nothing could restore its rows")
@@ -208,13 +170,15 @@ def load(name: str, file: str) -> None:
 def _rows(table: Table[Any, Any], low: bytes, high: bytes | None, key: bytes | None = None) -> Iterator[Any]:
     """Yield the rows between two stored keys; with the wire bytes of a key only from the partition it belongs to."""
     from agentic.cli.contents import Reading, Row
+    from agentic.cli.places import filled_by
 
     app = current().app()
 
     async def read(broker: Broker) -> tuple[Reading, Iterator[Row]]:
         reading = Reading(app, table, await broker.topics(), broker, _say)
         partitions = range(reading.partitions)
-        if key is not None and table.check_keys:
+        # Whoever fills a topic may have put a key into any of its partitions.
+        if key is not None and table.check_keys and filled_by(table) is None:
             partitions = range(at := partition_of(key, reading.partitions), at + 1)
         try:
             return reading, await reading.rows(low, high, partitions)

@@ -328,6 +328,49 @@ def test_a_dump_beside_a_worker_shows_whole_checkpoints(app: Shell, start: Start
     assert len(moved) > 2, "some were dumped in mid-run"
 
 
+GLOBAL = """
+from agentic import App
+
+app = App("shop", topic_partitions=2)
+rates = app.topic("rates", key=str, value=float)
+orders = app.topic("orders", key=str, value=int)
+rate_of = app.global_table("rate_of", rates)
+by_item = orders.group_by(lambda order: str(order), key=str, name="item")
+items = app.table("items", key=str, value=int, default=int)
+
+
+@app.agent(by_item, tables=[items])
+async def convert(stream):
+    async for event in stream.events():
+        items[event.key] += 1
+"""
+
+
+def test_a_global_table_is_read_from_its_topic_and_survives_a_reset(
+    app: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.write("shop.py", GLOBAL)
+    monkeypatch.setenv("AGENTIC_APP", "shop")
+    for key, value, partition in [("EUR", 1.0, 0), ("EUR", 1.5, 0), ("USD", 1.25, 1), ("GBP", 3.0, 0)]:
+        app.ok("send", "rates", value, "--key", key, "--timestamp", 7, "--partition", partition)
+    app.ok("send", "rates", "--key", "GBP", "--tombstone", "--partition", 0)
+    app.ok("send", "orders", 5, "--key", "x")
+    run(app)
+    rows = [{"key": "EUR", "value": 1.5, "timestamp": 7}, {"key": "USD", "value": 1.25, "timestamp": 7}]
+    assert [json.loads(line) for line in app.ok("tables", "dump", "rate_of").splitlines()] == rows
+    assert app.ok("tables", "get", "rate_of", "USD") == "1.25\n"
+    assert app.ok("tables", "get", "items", "5") == "1\n"
+    assert "is filled by topic 'rates'" in app.error("tables", "load", "rate_of", "-")
+    task, of, rows_there, *_, used = listed(app)["rate_of"][0]
+    assert (task, of, rows_there, used) == ("global", "rate_of", "2", "no")
+    deleted = app.ok("reset", "--yes")
+    assert "internal topic shop-item-repartition" in deleted
+    assert "rates" not in deleted
+    left = {line.split()[0] for line in app.ok("topics").splitlines()[2:] if "missing" not in line}
+    assert left == {"rates", "orders"}
+    assert [json.loads(line) for line in app.ok("tables", "dump", "rate_of").splitlines()] == rows
+
+
 # -- dumping and loading --------------------------------------------------------------------------
 
 
