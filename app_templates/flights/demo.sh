@@ -13,6 +13,9 @@ echo
 echo "The last long delays of the week:"
 "$agentic" -A app tail alerts -n 5
 echo
+echo "Departures and mean delay of the first carriers, from the table:"
+"$agentic" -A app tables ls carriers --limit 5
+echo
 echo "Where to look next:"
 if [ "$(pwd)" != "$stood" ]; then
     echo "  cd \"$(pwd)\""
@@ -21,6 +24,8 @@ if ! command -v agentic >/dev/null; then
     echo "  . \"$(dirname "$agentic")/activate\""
 fi
 echo "  agentic -A app tail late -n 20           # the late flights"
+echo "  agentic -A app tables ls carriers        # the table of all carriers"
+echo "  agentic -A app tables get carriers UA    # one of its rows"
 echo "  agentic -A app topics                    # what the log holds"
 echo "  agentic -A app groups describe           # how far the app has come"
 echo "and into app.py, the program, and README.md, what to try with it."

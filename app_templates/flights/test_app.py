@@ -3,7 +3,7 @@
 import pytest
 from agentic.testing import TestDriver
 
-from app import Flight, Late, alerts, app, departures, late
+from app import Flight, Late, Punctuality, alerts, app, carriers, departures, late
 
 
 @pytest.fixture
@@ -43,8 +43,16 @@ def test_an_airline_that_is_not_in_the_file_keeps_its_code(driver):
     assert driver.outputs(late)[0].value.airline == "ZZ"
 
 
+def test_a_carrier_is_counted_over_all_airports(driver):
+    driver.send(departures, flight(40), key="JFK")
+    driver.send(departures, flight(-5), key="EWR")
+    driver.send(departures, flight(7, carrier="B6"), key="JFK")
+    assert driver.table(carriers) == {"B6": Punctuality(1, 7, 7.0), "UA": Punctuality(2, 35, 17.5)}
+
+
 def test_a_crash_doubles_nothing(driver):
     driver.send(departures, flight(125), key="JFK")
     driver.crash()
     assert len(driver.outputs(late)) == 1
     assert len(driver.outputs(alerts)) == 1
+    assert driver.table(carriers)["UA"].departures == 1

@@ -81,19 +81,22 @@ class Demo:
             process.wait()
 
     def result(self) -> list[str]:
-        """All records of all topics, as lines."""
+        """All records of all topics and all rows of the table, as lines."""
         lines: list[str] = []
         for topic in ("departures", "late", "alerts"):
-            shown = subprocess.run(
-                ["agentic", "-A", "app", "tail", topic, "--from-beginning", "--jsonl"],
-                cwd=self.project,
-                env=self.environment,
-                capture_output=True,
-                text=True,
-                check=True,
-            )
-            lines += sorted(f"{topic} {line}" for line in shown.stdout.splitlines())
-        return lines
+            lines += sorted(f"{topic} {line}" for line in self._shown("tail", topic, "--from-beginning", "--jsonl"))
+        return lines + self._shown("tables", "dump", "carriers")
+
+    def _shown(self, *command: str) -> list[str]:
+        ran = subprocess.run(
+            ["agentic", "-A", "app", *command],
+            cwd=self.project,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return ran.stdout.splitlines()
 
 
 def test_a_demo_that_was_killed_ends_as_one_that_was_not(tmp_path: Path) -> None:
