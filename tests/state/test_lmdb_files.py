@@ -20,6 +20,7 @@ from store_support import IDENTITY, TABLES, open_store, run
 from agentic import machine
 from agentic.errors import BrokerError, StateMismatch, StorageCorrupt, StorageFull
 from agentic.state.lmdb import LmdbStore, meta, resident, trust
+from agentic.state.lmdb import store as store_module
 
 ROWS = [(b"%05d" % number, b"value %d" % number) for number in range(20_000)]
 
@@ -247,6 +248,31 @@ for line in sys.stdin:
 
 #: Opens to read, with a map no larger than the file.
 SMALL = "__import__('agentic.lmdbfile').lmdbfile.__dict__.update(MAP_SIZES=(1 << 20,)) or LmdbStore.open_readonly"
+
+
+def test_a_reader_that_died_does_not_let_the_file_grow(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = """
+import sys
+from agentic.state.lmdb import LmdbStore
+rows = LmdbStore.open_readonly(sys.argv[1]).scan("t")
+next(rows)
+print("reading", flush=True)
+sys.stdin.read()
+"""
+    store = open_store(filled)
+    with subprocess.Popen(
+        [sys.executable, "-c", program, filled], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as reader:
+        assert reader.stdout is not None and reader.stdout.readline() == b"reading\n"
+        reader.kill()
+    monkeypatch.setattr(store_module, "READERS_EVERY", 0.0)
+    sizes = []
+    for _ in range(6):
+        for _ in range(20):
+            store.write({"t": ROWS[:2_000]}, {})
+        sizes.append((filled / "data.mdb").stat().st_size)
+    assert sizes[1] == sizes[-1]
+    store.close()
 
 
 def test_where_there_is_no_store_a_reader_is_told_so(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -47,6 +48,8 @@ LARGEST_CHUNK = 1_024
 #: Bytes of values after which a chunk ends, where a table has values of more than half a page.
 CHUNK_BYTES = 1 << 20
 MAX_READERS = 1_024
+#: Seconds between two looks for readers that died: each keeps the file from using its old pages again.
+READERS_EVERY = 60.0
 
 _REPAIR = "run the worker with --repair: it moves the file aside and restores the state from the changelog"
 _SHRINK = "checkpoint more often (commit_interval), or let rows expire (ttl)"
@@ -97,6 +100,7 @@ class LmdbStore:
         self._snapshot: _Snapshot | None = None
         self._held: set[_Snapshot] = set()
         self._reads_left = READS_PER_LOOK
+        self._readers_checked = time.monotonic()
 
     @classmethod
     def open(
@@ -201,7 +205,8 @@ class LmdbStore:
             with self._file.errors(what):
                 yield
         except StorageCorrupt as error:
-            if not self._readonly:
+            # What else is called damage may be over when the file is opened anew.
+            if not self._readonly and isinstance(error.__cause__, lmdb.CorruptedError | lmdb.PageNotFoundError):
                 trust.note_damage(self.directory, str(error))
             raise
 
@@ -388,6 +393,9 @@ class LmdbStore:
             raise BrokerError(f"{self.directory}: opened to be read, not written")
         with self._writing, self._errors("be written"):
             self._check_open()
+            if time.monotonic() >= self._readers_checked + READERS_EVERY:
+                self._readers_checked = time.monotonic()
+                self._env.reader_check()
             try:
                 while True:
                     try:
