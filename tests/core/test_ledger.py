@@ -160,6 +160,17 @@ def test_with_room_a_snapshot_always_fits() -> None:
         assert snapshot is not None and len(snapshot.metadata) <= 4095
 
 
+def test_there_is_no_room_for_what_would_not_fit_if_the_last_one_delivered_were_the_next_to_be_finished() -> None:
+    ledger = OffsetLedger()
+    ledger.deliver(range(60_000), 60_000)
+    for offset in [*range(1, 23_000, 2), 59_999]:
+        if ledger.room:
+            ledger.retire(offset)
+        snapshot = ledger.snapshot()
+        assert snapshot is not None and len(snapshot.metadata) <= 4095
+    assert not ledger.room
+
+
 class World:
     """A partition's log, what a group committed of it, and how often each record's effect became visible."""
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentic.core.ledger import ALWAYS_FITS_SPAN, MAX_SPAN, MAX_UNFINISHED
-from agentic.core.metadata import MAX_LENGTH, Progress, decode, encode
+from agentic.core.metadata import MAX_LENGTH, Progress, decode, encode, shared
 
 TIMES = st.none() | st.integers(0, 2**53)
 
@@ -27,6 +27,65 @@ def progresses(draw: st.DrawFn) -> tuple[int, Progress]:
 def test_encoded_progress_is_decoded_as_it_was(case: tuple[int, Progress]) -> None:
     base, progress = case
     assert decode(base, encode(base, progress)) == progress
+
+
+def finished(progress: Progress, base: int, end: int) -> set[int]:
+    return set(range(base, min(progress.known_to, end))) - set(progress.unfinished)
+
+
+@st.composite
+def several(draw: st.DrawFn) -> tuple[int, dict[str, Progress]]:
+    base = draw(st.integers(0, 2**40))
+    found = {}
+    for name in draw(st.lists(st.text(max_size=5), min_size=2, max_size=5, unique=True)):
+        # The last one that is known is a finished one, as with a ledger.
+        span = draw(st.integers(0, 30))
+        unfinished = draw(st.sets(st.integers(base, base + span - 2))) if span > 1 else set()
+        found[name] = Progress(draw(st.integers(0, 2**53)), tuple(sorted(unfinished)), base + span)
+    return base, found
+
+
+@given(several())
+def test_each_of_several_readers_gets_its_own_progress_and_a_stranger_what_all_have_finished(
+    case: tuple[int, dict[str, Progress]],
+) -> None:
+    base, readers = case
+    text = encode(base, shared(readers.values()), readers)
+    for name, progress in readers.items():
+        read = decode(base, text, name)
+        assert finished(read, base, base + 40) == finished(progress, base, base + 40)
+        assert read.stream_time == progress.stream_time
+    stranger = decode(base, text, "a stranger")
+    all_have = [finished(progress, base, base + 40) for progress in readers.values()]
+    assert finished(stranger, base, base + 40) == set.intersection(*all_have)
+    assert stranger.stream_time == min(progress.stream_time or 0 for progress in readers.values())
+
+
+@given(progresses(), st.text())
+def test_what_a_single_reader_wrote_holds_for_every_name(case: tuple[int, Progress], name: str) -> None:
+    base, progress = case
+    assert decode(base, encode(base, progress), name) == progress
+
+
+@given(several(), st.data())
+def test_truncated_metadata_of_several_readers_says_nothing_of_any_or_all_of_some(
+    case: tuple[int, dict[str, Progress]], data: st.DataObject
+) -> None:
+    base, readers = case
+    raw = base64.b64decode(encode(base, shared(readers.values()), readers))
+    cut = base64.b64encode(raw[: data.draw(st.integers(0, len(raw) - 1))]).decode()
+    for name, progress in readers.items():
+        assert finished(decode(base, cut, name), base, base + 40) <= finished(progress, base, base + 40)
+
+
+def test_many_unfinished_before_a_finished_one_are_read_back() -> None:
+    progress = Progress(None, tuple(range(100_000)), 100_001)
+    assert decode(0, encode(0, progress)) == progress
+
+
+def test_a_damaged_string_claims_no_more_than_memory_holds() -> None:
+    huge = b"\xa6\x01" + b"\x02\x0a" + b"\xff" * 8 + b"\x7f\x01"
+    assert decode(7, base64.b64encode(huge).decode()) == Progress(None, (), 7)
 
 
 FOREIGN = st.text(max_size=60).filter(lambda text: not text.startswith("pgE")) | st.binary(max_size=60).filter(

@@ -343,6 +343,26 @@ def test_an_agents_clock_goes_by_its_own_topics() -> None:
         assert seen == [None, 1]
 
 
+def test_the_clock_of_an_agent_that_reads_changes_goes_by_those_who_make_them() -> None:
+    pair = Pair(slow=None)
+    rows = pair.app.table("rows", key=str, value=int, ttl=timedelta(seconds=10))
+    seen: list[int | None] = []
+
+    @pair.app.agent(pair.totals.changes())
+    async def expire(changes: Stream[Change]) -> None:
+        async for change in changes:
+            seen.append(rows.get("a"))
+            if change.new == 1:
+                rows["a"] = 1
+
+    with TestDriver(pair.app) as driver:
+        driver.send(pair.numbers, 1, key="a", timestamp=0)
+        driver.send(pair.numbers, 2, key="a", timestamp=20_000)
+        driver.crash()
+        driver.send(pair.numbers, 3, key="a", timestamp=5_000)
+        assert seen == [None, None, None]
+
+
 def test_stream_time_is_what_all_agents_have_come_to() -> None:
     pair = Pair()
     with TestDriver(pair.app) as driver:
