@@ -89,7 +89,9 @@ class Following:
     def take(self, batch: Batch) -> None:
         """Take what is committed of a batch; the rest waits."""
         stop = batch.position
-        if self.table.source is not None and batch.position > self.end:
+        if self.table.source is None:
+            self.end = max(self.end, stop, batch.end or 0)
+        elif stop > self.end:
             stop = self.end
             self.waiting.append(batch)
         if stop > self.position:

@@ -73,6 +73,8 @@ class Worker(Part):
         self.failure: BaseException | None = None
         self.stopping = asyncio.Event()
         self.assignment: Assignment | None = None
+        #: Copies of other workers' tasks, None where the settings want none.
+        self.standbys: Standbys | None = None
         self._now = now
         self._reporters = list(reporters)
         self._checkpointer: Checkpointer | None = None
@@ -111,9 +113,9 @@ class Worker(Part):
             session_timeout=settings.session_timeout.total_seconds(),
         )
         self._checkpointer = Checkpointer(self.broker, consumer, outbox, app.metrics)
-        stores, standbys = self._stores, None
+        stores = self._stores
         if settings.standbys and app.tables:
-            stores = standbys = Standbys(
+            stores = self.standbys = Standbys(
                 app.processors(), self.broker, stores, consumer, app.metrics, settings, partitions=counts
             )
         recovery = Recovery(self.broker, stores, consumer, app.metrics, self.fail)
@@ -138,8 +140,8 @@ class Worker(Part):
         await self.add_runtime_dependency(
             CheckpointService(self.checkpoint, self.assignment, interval, timeout, self.fail)
         )
-        if standbys is not None:
-            await self.add_runtime_dependency(StandbyService(standbys, recovery, self.fail))
+        if self.standbys is not None:
+            await self.add_runtime_dependency(StandbyService(self.standbys, recovery, self.fail))
 
     def _transactional_id(self) -> str:
         """A restart of the same worker takes over its id, and so ends what the former left open."""
