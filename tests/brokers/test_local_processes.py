@@ -105,6 +105,23 @@ def test_members_of_several_processes_share_the_partitions(peer: Callable[..., P
     until(lambda: owned(second) == [{0, 1, 2, 3}])
 
 
+def test_a_killed_process_is_no_member_though_nobody_has_come_by_since(
+    local_log: Log, peer: Callable[..., Peer]
+) -> None:
+    async def members() -> int:
+        broker = connect(local_log.url)
+        await broker.open(5)
+        group = await broker.describe_group("group")
+        await broker.close()
+        return len(group.members)
+
+    first = peer()
+    first("join", session_timeout=LONG)
+    assert asyncio.run(members()) == 1
+    first.kill()
+    assert asyncio.run(members()) == 0
+
+
 def test_the_partitions_of_a_killed_process_are_taken_without_waiting_for_its_lease(peer: Callable[..., Peer]) -> None:
     first, second = peer(), peer()
     for member in (first, second):

@@ -132,9 +132,12 @@ class EmbeddedBroker:
 
     async def describe_group(self, name: str) -> GroupInfo:
         with self._store.view() as view:
-            membership = view.membership(name)
+            membership = view.membership(name).copy()
             positions = view.positions(name)
-        live = membership.live(self._store.clock())
+        now = self._store.clock()
+        # Whoever was killed is no member any more, though nobody has come by since to write that down.
+        membership.evict(now, self._store.dead)
+        live = membership.live(now)
         return GroupInfo(name, {member: sorted(membership.owned(member)) for member in live}, positions)
 
     async def delete_group(self, name: str) -> None:
