@@ -6,7 +6,7 @@ The classes here say what a stream promises; the worker has the one that does it
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
@@ -156,6 +156,16 @@ class Stream(ABC, Generic[T]):
         Args:
             n: at least 1.
             within: a timedelta, or seconds.
+        """
+
+    @abstractmethod
+    def commit(self) -> Awaitable[None]:
+        """Ask for a commit without waiting for the interval.
+
+        Returns:
+            Something to await, or not: it is done when all events are committed that were complete when
+            this was called, the current one not among them. In an agent that reads the changes of a
+            table it is done at once, since the commit waits for these.
         """
 
 

@@ -73,6 +73,7 @@ class Assignment:
         self._checkpoint = checkpoint
         self._fail = fail
         self._changing = asyncio.Lock()
+        self._asked: list[asyncio.Future[None]] = []
         self.tasks: dict[TaskId, Task] = {}
         self.sources: dict[TopicPartition, SourcePartition] = {}
         #: Set when partitions came, or events were completed: whoever waits for either looks again.
@@ -160,6 +161,7 @@ class Assignment:
                     metrics=self._metrics,
                     fail=self._fail,
                     progress=self.progress.set,
+                    ask_commit=self.ask_commit,
                 )
                 made.append(task)
             source = SourcePartition(
@@ -196,6 +198,29 @@ class Assignment:
     def state_full(self) -> bool:
         """Have so many rows been written that they should be committed now?"""
         return sum(state.dirty_bytes for state in self.states()) >= self._settings.checkpoint_bytes
+
+    def ask_commit(self) -> asyncio.Future[None]:
+        """Ask for a checkpoint now; the future is done with the next one that begins."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._asked.append(done)
+        self.dirty.set()
+        self.hurry.set()
+        return done
+
+    def take_asked(self) -> list[asyncio.Future[None]]:
+        """A checkpoint begins: who asked for it?"""
+        asked, self._asked = self._asked, []
+        return asked
+
+    def ask_again(self, asked: Iterable[asyncio.Future[None]]) -> None:
+        """A checkpoint was not made: there is still something to commit, and who asked for it waits for the next."""
+        self._asked += asked
+        self.dirty.set()
+
+    def sweep(self) -> None:
+        """Let each task delete some of what has expired."""
+        for task in self.tasks.values():
+            task.sweep()
 
     @property
     def torn(self) -> bool:

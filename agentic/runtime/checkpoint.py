@@ -88,6 +88,8 @@ class Checkpointer:
             if snapshot is not None and not source.ledger.is_clean(snapshot):
                 snapshots[tp] = (source.ledger, snapshot)
         positions = {tp: Position(*snapshot) for tp, (_, snapshot) in snapshots.items()}
+        asked = assignment.take_asked()
+        assignment.sweep()
         states = [state for state in assignment.states() if state.take()]
         assignment.go_on()
         try:
@@ -101,13 +103,13 @@ class Checkpointer:
         except NotOwner as error:
             # At least once: the outputs are out; whoever owns the partitions now does the events again.
             log.info("not committed, the partitions have moved on: %s", error)
-            assignment.dirty.set()
+            assignment.ask_again(asked)
             return True
         except BrokerUnavailable as error:
             if self._outbox.transactional:
                 return self._undone(error)
             self._report_away(error)
-            assignment.dirty.set()
+            assignment.ask_again(asked)
             return True
         except AgenticError as error:
             self._broken = error
@@ -119,6 +121,9 @@ class Checkpointer:
             log.info("commits go through again")
         for ledger, snapshot in snapshots.values():
             ledger.acknowledged(snapshot)
+        for done in asked:
+            if not done.done():
+                done.set_result(None)
         # What was finished while the commit was under way has nobody else to say so.
         if assignment.backlog or any(
             not source.ledger.is_clean(source.ledger.snapshot()) for source in assignment.sources.values()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -55,6 +55,7 @@ class Slot(Stream[T]):
         sent: effects applied so far.
         working_on: the current event; with `take` the last of them.
         views: the tables that the agent uses.
+        ask_commit: asks for a checkpoint; returns a future that is done with it.
         touched: those views that the current event has written to.
         children: changes of tables that the current event has made and that agents of the task read.
         clock: the greatest timestamp of the events that the agent has begun, in ms; kept only where
@@ -70,6 +71,7 @@ class Slot(Stream[T]):
         "_outbox",
         "_waiter",
         "agent",
+        "ask_commit",
         "children",
         "clock",
         "closing",
@@ -80,8 +82,16 @@ class Slot(Stream[T]):
         "working_on",
     )
 
-    def __init__(self, agent: Agent, drained: Callable[[Slot[Any]], None], outbox: Outbox, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        drained: Callable[[Slot[Any]], None],
+        outbox: Outbox,
+        metrics: Metrics,
+        ask_commit: Callable[[], asyncio.Future[None]],
+    ) -> None:
         self.agent = agent
+        self.ask_commit = ask_commit
         self.closing = False
         self.handed = 0
         self.sent = 0
@@ -147,6 +157,14 @@ class Slot(Stream[T]):
         event = self.event
         when = event.timestamp if timestamp is None else timestamp
         self._effects.append(topic.outgoing(topic.encode_key(key), value, headers, when, partition))
+
+    def commit(self) -> Awaitable[None]:
+        if self.working_on is not None and isinstance(self.working_on.origin, Descent):
+            self.ask_commit()
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            done.set_result(None)
+            return done
+        return self.ask_commit()
 
     # -- what the task does -------------------------------------------------------------------
 
@@ -352,9 +370,15 @@ class WatchingSlot(Slot[T]):
     __slots__ = ("_dropped", "_gate", "_predicates", "_waiting_children")
 
     def __init__(
-        self, agent: Agent, drained: Callable[[Slot[Any]], None], outbox: Outbox, metrics: Metrics, gate: Gate
+        self,
+        agent: Agent,
+        drained: Callable[[Slot[Any]], None],
+        outbox: Outbox,
+        metrics: Metrics,
+        ask_commit: Callable[[], asyncio.Future[None]],
+        gate: Gate,
     ) -> None:
-        super().__init__(agent, drained, outbox, metrics)
+        super().__init__(agent, drained, outbox, metrics, ask_commit)
         self._dropped = metrics.counter("dropped", reason="filtered").add
         self._gate = gate
         self._waiting_children: deque[Event] = deque()

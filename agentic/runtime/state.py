@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from agentic.brokers.base import TopicPartition
@@ -20,6 +21,7 @@ from agentic.runtime.stores import Stores
 from agentic.runtime.tables import ExpiringView, FedVersionedView, FedView, Layout, TableView, VersionedView
 from agentic.state.base import Store
 from agentic.state.buffer import TableBuffer, store_rows
+from agentic.state.envelope import unwrap
 from agentic.table import Table
 from agentic.topic import Outgoing
 
@@ -34,6 +36,8 @@ def observed(table: Table[Any, Any]) -> str:
     return f"observed/{table.name}"
 
 
+#: Rows that one checkpoint looks at to find expired ones: some milliseconds' worth.
+SWEEP = 2_000
 #: The mark that says how far a store has come, all tables together: of two copies the greater is ahead.
 ADVANCE = "advance"
 #: The mark with the wall clock, in ms, at which the store last had all that its changelogs had; in one that was
@@ -86,6 +90,8 @@ class TaskState:
         self.upto: dict[Table[Any, Any], int] = {
             table: offset for table in tables if (offset := number(store.mark(upto(table)))) is not None
         }
+        #: For each table whose rows expire, the key from which the next look for such rows begins.
+        self._swept: dict[Table[Any, Any], bytes] = {}
         self._writing = asyncio.Lock()
         for table, buffer in self.buffers.items():
             if table.versioned is not None:
@@ -119,6 +125,21 @@ class TaskState:
         value_of = layout.value_of
         for raw, entry, _ in self.buffers[table].scan({}):
             yield raw, layout.keys.decode(raw), entry if value_of is None else value_of(entry)
+
+    def sweep(self, table: Table[Any, Any], clock: int) -> None:
+        """Delete rows of a table that have expired at `clock`, as far as one look of `SWEEP` rows finds them."""
+        ttl = table.ttl_ms
+        assert ttl is not None, "only such tables expire"
+        buffer = self.buffers[table]
+        begun = self._swept.get(table, b"")
+        rows = list(islice(self.store.scan(table.name, begun), SWEEP))
+        self._swept[table] = rows[-1][0] + b"\0" if len(rows) == SWEEP else b""
+        for key, blob in rows:
+            if unwrap(blob)[1] + ttl <= clock:
+                # The row in memory may be another by now: `load` knows the last one.
+                entry, timestamp = buffer.rows.get(key) or buffer.load(key)
+                if entry is not None and timestamp + ttl <= clock:
+                    buffer.apply({key: (None, timestamp)})
 
     # -- checkpoint ---------------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ class Task:
         home: names the task's local state: the group's first topic by name, and the number.
         fail: called once when an agent or a record stops the worker.
         progress: called whenever events have been completed.
+        ask_commit: asks for a checkpoint; returns a future that is done with it.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Task:
         metrics: Metrics,
         fail: Callable[[BaseException], None],
         progress: Callable[[], None],
+        ask_commit: Callable[[], asyncio.Future[None]],
     ) -> None:
         self.name = name
         self.partition = partition
@@ -76,9 +78,9 @@ class Task:
         #: Holds events back while children of others are under way; None where no event can have any.
         self.gate = Gate(self._look_again) if watched else None
         self.slots: list[Slot[Any]] = [
-            WatchingSlot(agent, self.drained, outbox, metrics, self.gate or Gate(self._look_again))
+            WatchingSlot(agent, self.drained, outbox, metrics, ask_commit, self.gate or Gate(self._look_again))
             if watched or WatchingSlot.needed(agent)
-            else Slot(agent, self.drained, outbox, metrics)
+            else Slot(agent, self.drained, outbox, metrics, ask_commit)
             for agent in agents
         ]
         self._readers: dict[str, list[Slot[Any]]] = {}
@@ -230,6 +232,15 @@ class Task:
         """Bring the metrics up to date."""
         for slot in self.slots:
             self._count(slot)
+
+    def sweep(self) -> None:
+        """Delete rows that have expired for all agents that can see them; some at a time."""
+        if self.state is None or not self.started:
+            return
+        for table in self.tables:
+            if table.ttl is not None:
+                clock = min(slot.clock for slot in self.slots if table in slot.views)
+                self.state.sweep(table, clock)
 
     # -- agents -------------------------------------------------------------------------------
 

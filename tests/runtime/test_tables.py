@@ -462,3 +462,43 @@ def test_what_had_expired_before_a_crash_has_expired_after_it() -> None:
         driver.crash()
         call(driver, "k", timestamp=1)
         assert seen == [None, None, None]
+
+
+def test_what_has_expired_is_deleted_in_the_changelog_too() -> None:
+    def use(table: Table[str, int], event: Any) -> None:
+        if event.value is not None:
+            table[event.key] = event.value
+
+    with doing(use, value=int, ttl=timedelta(seconds=10)) as driver:
+        call(driver, "a", 1, timestamp=0, partition=0)
+        call(driver, "b", 1, timestamp=5_000, partition=0)
+        call(driver, "c", timestamp=12_000, partition=0)
+        table = driver.app.tables["rows"]
+        assert driver.table(table) == {"b": 1}
+        driver.crash()
+        assert driver.table(table) == {"b": 1}
+
+
+# -- a commit that an agent asks for --------------------------------------------------------------
+
+
+def test_an_agent_can_have_its_work_committed_before_it_goes_on() -> None:
+    app = App("asking", topic_partitions=1, commit_interval=timedelta(hours=1))
+    numbers = app.topic("numbers", key=str, value=int)
+    totals = app.table("totals", key=str, value=int, default=int)
+    committed: list[Any] = []
+
+    @app.agent(numbers)
+    async def add(stream: Stream[int]) -> None:
+        async for n in stream:
+            await stream.commit()
+            assert driver._worker is not None and driver._worker.assignment is not None
+            (source,) = driver._worker.assignment.sources.values()
+            committed.append(source.ledger.base)
+            totals["a"] += n
+
+    with TestDriver(app) as driver:
+        for n in range(3):
+            driver.send(numbers, n, key="a")
+        assert committed == [0, 1, 2]
+        assert driver.table(totals) == {"a": 3}
