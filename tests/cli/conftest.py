@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import tables_support
 from cli_support import APP, Shell
 
 
@@ -35,11 +36,36 @@ def words(shell: Shell) -> Shell:
 
 @pytest.fixture
 def started(words: Shell) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start processes that are gone after the test, whatever happens."""
+    """Start processes beside the words that are gone after the test, whatever happens."""
+    yield from started_in(words)
+
+
+@pytest.fixture
+def app(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    """A shell beside ``app.py``, which need not be named."""
+    shell.write("app.py", tables_support.APP)
+    monkeypatch.setenv("AGENTIC_APP", "app")
+    return shell
+
+
+@pytest.fixture
+def counted(app: Shell) -> Shell:
+    """The same after a run in which a, b and d were counted 3, 2 and 1 times; a and b are in partition 0, d in 1."""
+    tables_support.count(app, "aaabbd")
+    return app
+
+
+@pytest.fixture
+def start(app: Shell) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start processes beside the app with tables that are gone after the test, whatever happens."""
+    yield from started_in(app)
+
+
+def started_in(shell: Shell) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     processes: list[subprocess.Popen[str]] = []
 
     def start(*args: object) -> subprocess.Popen[str]:
-        processes.append(words.start(*args))
+        processes.append(shell.start(*args))
         return processes[-1]
 
     yield start
