@@ -284,6 +284,9 @@ class Assignment:
     async def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
         async with self._changing:
             gone = [tp for tp in partitions if tp in self.sources]
+            if gone and self._outbox.transactional:
+                # At once: a checkpoint that came between would commit effects of what is lost without their offsets.
+                self._outbox.spoil()
             ended = self._tasks_of(gone)
             for task in ended:
                 await task.cancel()

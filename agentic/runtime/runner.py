@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from agentic import brokers
 from agentic.app import App
-from agentic.errors import AgenticError
+from agentic.errors import AgenticError, BrokerError
 from agentic.runtime import topics
 from agentic.runtime.logging import setup
 from agentic.runtime.outbox import AppOutlet, wall_ms
@@ -160,6 +160,8 @@ async def _end(worker: Worker, worded: Callable[[str], str]) -> int:
         log.info("stopped")
         return 0
     cause = failure.__cause__ if isinstance(failure, AgenticError) else failure
+    if isinstance(failure, BrokerError):
+        cause = None  # what a broker or a disk refuses is said in words; a trace is for what went wrong in code
     log.error("stopped: %s", worded(str(failure)), exc_info=cause)
     return 1
 

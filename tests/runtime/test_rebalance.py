@@ -15,6 +15,7 @@ from agentic.agent import Agent
 from agentic.brokers.base import TopicPartition
 from agentic.brokers.memory import MemoryBroker
 from agentic.runtime.assignment import groups
+from agentic.runtime.task import Task
 from agentic.runtime.worker import Worker
 
 PATIENCE = 30.0
@@ -85,8 +86,12 @@ def test_a_partition_that_moves_is_drained_and_committed_so_that_nothing_is_done
     asyncio.run(scenario())
 
 
-def outputs_after_a_loss(**settings: Any) -> Counter[int]:
-    """Do eight events, lose their partitions before they are committed, and work off what comes then."""
+def outputs_after_a_loss(amid: bool = False, **settings: Any) -> Counter[int]:
+    """Do eight events, lose their partitions before they are committed, and work off what comes then.
+
+    Args:
+        amid: a checkpoint is due as soon as the partitions are gone.
+    """
 
     async def scenario() -> Counter[int]:
         broker = MemoryBroker()
@@ -98,6 +103,9 @@ def outputs_after_a_loss(**settings: Any) -> Counter[int]:
         await until(lambda: worker.app.metrics.total("events_in") == 8 and not worker.assignment.backlog)
         (member,) = (await broker.describe_group("passing")).members
         broker.expel("passing", member)
+        if amid:
+            await until(lambda: not owned(worker))
+            await worker.checkpoint()
         # Assigned, lost, assigned again.
         await until(lambda: worker.app.metrics.total("rebalances") == 3)
         await worker.used_up()
@@ -113,6 +121,18 @@ def test_a_lost_partition_is_not_committed_and_its_next_owner_does_it_again() ->
 
 def test_under_exactly_once_what_was_lost_leaves_no_trace() -> None:
     assert outputs_after_a_loss(delivery="exactly_once") == Counter(range(8))
+
+
+def test_under_exactly_once_a_checkpoint_amid_a_loss_commits_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = Task.release
+
+    async def slow_release(self: Task) -> None:
+        await asyncio.sleep(0)  # as where a store has to be closed
+        await asyncio.sleep(0)
+        await release(self)
+
+    monkeypatch.setattr(Task, "release", slow_release)
+    assert outputs_after_a_loss(amid=True, delivery="exactly_once") == Counter(range(8))
 
 
 def test_a_large_transaction_is_committed_before_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
