@@ -53,11 +53,16 @@ class SharedStores(MemoryStores):
 
     def __init__(self) -> None:
         self.stores: dict[str, MemoryStore] = {}
-        self.opened: Counter[str] = Counter()
+        self.opened = 0
+        self.closed = 0
 
     async def open(self, task: str, tables: Mapping[str, str]) -> Store:
-        self.opened[task] += 1
+        self.opened += 1
         return self.stores.setdefault(task, MemoryStore())
+
+    async def close(self, store: Store) -> None:
+        self.closed += 1
+        await super().close(store)
 
 
 def counting(**options: Any) -> App:
@@ -240,6 +245,32 @@ def test_without_the_setting_no_group_is_looked_at() -> None:
 # -- one standby ----------------------------------------------------------------------------------
 
 
+class LookedAtBroker(MemoryBroker):
+    """A broker that counts the looks at its groups, answers none while `away` is set, and notes what is read from."""
+
+    away = False
+    looks = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read_from: list[int] = []
+
+    async def describe_group(self, name: str) -> GroupInfo:
+        self.looks += 1
+        if self.away:
+            raise BrokerUnavailable("no answer")
+        return await super().describe_group(name)
+
+    async def looked_at(self) -> None:
+        """Return when several more looks have been taken."""
+        seen = self.looks
+        await until(lambda: self.looks > seen + 3)
+
+    def reader(self, offsets: Mapping[TopicPartition, int]) -> Any:
+        self.read_from += offsets.values()
+        return super().reader(offsets)
+
+
 class Nobody:
     """A listener without interest."""
 
@@ -311,6 +342,8 @@ async def keeping(
         await keeper.standbys.stop()
         await keeper.consumer.close()
         await owner.close()
+    if isinstance(keeper.stores, SharedStores):
+        assert keeper.stores.opened == keeper.stores.closed
 
 
 def values(store: Store) -> dict[bytes, bytes]:
@@ -387,15 +420,52 @@ def test_a_task_that_comes_finds_its_standby_in_the_midst_of_reading() -> None:
             await until(lambda: keeper.lag is not None and keeper.lag < 20_000)
             store = await keeper.standbys.open("events-0", {})
             assert store is stores.stores["events-0"]
-            assert stores.opened["events-0"] == 1
+            assert stores.opened == 1
             upto = int.from_bytes(store.mark("upto/rows") or b"", "big")
             assert values(store) == {b"%d" % n: b"%d" % n for n in range(upto)}
             # As long as the task is ours no other copy is begun.
             await asyncio.sleep(0.05)
             assert not keeper.standbys.standbys
-            assert stores.opened["events-0"] == 1
+            assert stores.opened == 1
             await keeper.standbys.close(store)
             await until(lambda: keeper.lag is not None)
+            await producer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_standby_is_kept_until_the_task_that_has_come_is_opened() -> None:
+    async def scenario() -> None:
+        broker, stores = LookedAtBroker(), SharedStores()
+        async with keeping(broker, one_table(), stores) as keeper:
+            await until(lambda: keeper.lag is not None)
+            await keeper.owner.close()
+            me = await keeper.consumer.member_id()
+            async with asyncio.timeout(PATIENCE):
+                while not (await broker.describe_group("app")).members.get(str(me)):  # noqa: ASYNC110 - as above
+                    await asyncio.sleep(0)
+            await broker.looked_at()
+            assert keeper.standbys.standbys
+            await keeper.standbys.close(await keeper.standbys.open("events-0", {}))
+            assert stores.opened == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_standby_begins_where_its_store_stands() -> None:
+    async def scenario() -> None:
+        broker = LookedAtBroker()
+        async with keeping(broker, one_table()) as keeper:
+            producer = broker.producer()
+            for n in range(100):
+                producer.send(CHANGELOG.topic, b"%d" % n, b"1", 1, partition=0)
+            await producer.flush()
+            await keeper.has(100)
+            await keeper.standbys.stop()
+            assert broker.read_from == [0]
+            keeper.standbys.start(lambda: False)
+            await until(lambda: len(broker.read_from) > 1)
+            assert broker.read_from == [0, 100]
             await producer.close()
 
     asyncio.run(scenario())
@@ -450,13 +520,14 @@ def test_a_standby_that_fails_is_given_up_with_a_warning(
     stores: MemoryStores, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        broker = MemoryBroker()
+        broker = LookedAtBroker()
         async with keeping(broker, one_table(), stores) as keeper:
             producer = broker.producer()
             producer.send(CHANGELOG.topic, b"a", b"1", 1, partition=0)
             await producer.flush()
             await until(lambda: why in caplog.text)
             await until(lambda: not keeper.standbys.standbys)
+            await broker.looked_at()
             await producer.close()
 
     caplog.set_level(logging.INFO)
@@ -465,26 +536,13 @@ def test_a_standby_that_fails_is_given_up_with_a_warning(
     assert "events-0" in next(record.message for record in caplog.records if why in record.message)
 
 
-class AwayBroker(MemoryBroker):
-    """A broker that does not answer while `away` is set."""
-
-    away = False
-    asked = 0
-
-    async def describe_group(self, name: str) -> GroupInfo:
-        if self.away:
-            self.asked += 1
-            raise BrokerUnavailable("no answer")
-        return await super().describe_group(name)
-
-
 def test_a_broker_that_is_away_is_told_once_and_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        broker = AwayBroker()
+        broker = LookedAtBroker()
         async with keeping(broker, one_table()) as keeper:
             await until(lambda: keeper.lag == 0)
             broker.away = True
-            await until(lambda: broker.asked > 3)
+            await broker.looked_at()
             broker.away = False
             await until(lambda: "up to date again" in caplog.text)
 
