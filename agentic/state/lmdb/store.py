@@ -34,8 +34,9 @@ from agentic.state.lmdb import meta, trust
 from agentic.state.lmdb.physical import ESCAPED_ZEROS, SHORT, ZEROS, bounds, in_order, key_of, pack, physical, value_of
 from agentic.state.lmdb.resident import file_pages, give_back
 
-#: How many bytes of files may be resident in the process before a store gives back its own.
-RESIDENT_LIMIT = 192 << 20
+#: How many bytes of files may be resident in the process before a store gives back its own. A write of
+#: 30,000 rows all over a large file takes as much again for copies of pages: twice this does not make it faster.
+RESIDENT_LIMIT = 128 << 20
 #: How many reads between two looks at that: the kernel maps up to 64 KiB around each page read,
 #: and what is longer counts for as many, by a shift.
 READS_PER_LOOK = 256
