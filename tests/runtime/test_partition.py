@@ -93,10 +93,12 @@ def test_what_is_skipped_counts_for_the_stream_time_with_the_records_timestamp()
     source = SourcePartition(
         topic, TP, Position(*committed), readers=["reader"], settings=app.settings, outbox=outbox, metrics=Metrics()
     )
-    source.add(records(1, 4))
+    batch = records(1, 4)
+    batch.timestamps = [9_000, 2_500, 9_000]
+    source.add(batch)
     assert [event.offset for event in source.buffer] == [1, 3]
     source.retire(1)
-    assert source.ledger.stream_time == 1_000
+    assert source.ledger.stream_time == 2_500
     source.retire(3)
     assert source.ledger.stream_time == 3_000
 
