@@ -337,6 +337,19 @@ class Broker(Protocol):
                 visible everywhere yet, is counted in: what will be known to have been there.
         """
 
+    async def delete_records(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Remove all records below these offsets: no more can be read, and each partition starts there.
+
+        A start that is further on already stays. Committed positions and the partitions' ends stay as
+        they are; whoever stands below the start goes on at it, as after a retention.
+
+        Raises:
+            UnknownTopic: of the others some may have been done.
+            BrokerError: an offset that is negative or beyond the end, or the topic is compacted only,
+                whose records are the last of their keys; of the others some may have been done.
+            BrokerUnavailable: not acknowledged in time; it may or may not have been done.
+        """
+
     async def groups(self) -> list[str]: ...
 
     async def describe_group(self, name: str) -> GroupInfo:

@@ -1,8 +1,9 @@
 """The log in memory, for tests: ``memory://`` or, shared within the process, ``memory://NAME``.
 
 No threads, no clock but the loop's, no timers: the same calls give the same result. Nothing
-is ever removed: retention and compaction are the embedded log's affair. Members have no
-leases, as they live and die with the process; `MemoryBroker.crash` plays the rest.
+is removed but by `delete_records`: retention and compaction are the embedded log's affair.
+Members have no leases, as they live and die with the process; `MemoryBroker.crash` plays the
+rest.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from agentic.errors import ConfigurationError, TopicExists, UnknownTopic
 
 
 class Log:
-    """One partition, as columns; an offset is an index."""
+    """One partition, as columns; an offset less the start is an index."""
 
-    __slots__ = ("headers", "keys", "timestamps", "values")
+    __slots__ = ("headers", "keys", "start", "timestamps", "values")
 
     def __init__(self) -> None:
+        self.start = 0
         self.timestamps: list[int] = []
         self.keys: list[bytes | None] = []
         self.values: list[bytes | None] = []
@@ -35,6 +37,16 @@ class Log:
         self.keys += rows.keys
         self.values += rows.values
         self.headers += rows.headers
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.timestamps)
+
+    def cut(self, start: int) -> None:
+        gone = start - self.start
+        for column in (self.timestamps, self.keys, self.values, self.headers):
+            del column[:gone]
+        self.start = start
 
 
 class MemoryStore:
@@ -101,21 +113,22 @@ class MemoryView:
         return log
 
     def bounds(self, tp: TopicPartition) -> tuple[int, int]:
-        return 0, len(self._log(tp).timestamps)
+        log = self._log(tp)
+        return log.start, log.end
 
     def read(self, tp: TopicPartition, offset: int, limit: int) -> Batch:
         log = self._log(tp)
-        end = len(log.timestamps)
-        stop = min(end, offset + limit)
+        stop = min(log.end, offset + limit)
+        columns = slice(offset - log.start, stop - log.start)
         return Batch(
             tp,
             list(range(offset, stop)),
-            log.timestamps[offset:stop],
-            log.keys[offset:stop],
-            log.values[offset:stop],
-            log.headers[offset:stop],
+            log.timestamps[columns],
+            log.keys[columns],
+            log.values[columns],
+            log.headers[columns],
             stop,
-            end,
+            log.end,
         )
 
     def membership(self, group: str) -> Membership:
@@ -145,6 +158,7 @@ class MemoryChange(MemoryView):
         self._created: dict[str, TopicSpec] = {}
         self._deleted: list[str] = []
         self._appended: list[tuple[Log, Rows]] = []
+        self._starts: list[tuple[Log, int]] = []
         self._saved: dict[str, Membership] = {}
         self._positions: list[tuple[str, TopicPartition, Position | None]] = []
         self._epochs: dict[str, int] = {}
@@ -160,6 +174,9 @@ class MemoryChange(MemoryView):
 
     def append(self, tp: TopicPartition, rows: Rows) -> None:
         self._appended.append((self._log(tp), rows))
+
+    def move_start(self, tp: TopicPartition, offset: int) -> None:
+        self._starts.append((self._log(tp), offset))
 
     def save(self, group: str, membership: Membership) -> None:
         self._saved[group] = membership
@@ -184,6 +201,8 @@ class MemoryChange(MemoryView):
                 del store.logs[TopicPartition(name, n)]
             for group, kept in store.committed.items():
                 store.committed[group] = {tp: position for tp, position in kept.items() if tp.topic != name}
+        for log, start in self._starts:
+            log.cut(start)
         for log, rows in self._appended:
             log.extend(rows)
         for group, tp, position in self._positions:

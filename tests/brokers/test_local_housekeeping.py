@@ -20,6 +20,7 @@ from agentic.brokers.embedded.store import Rows
 from agentic.brokers.local import housekeeping
 from agentic.brokers.local.environment import Environment
 from agentic.brokers.local.housekeeping import Housekeeper
+from agentic.brokers.local.layout import LOG_KEY
 from agentic.brokers.local.store import LocalStore
 from agentic.errors import Fenced
 
@@ -222,6 +223,60 @@ def test_retention_removes_the_head_and_nothing_behind_the_first_that_stays(
         # Each record is a chunk of its own here, all of one size.
         expected = next((r.offset for r in before if not (too_old(r) or too_much(r))), end)
         assert start == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("append"), st.integers(1, 5)),
+            st.tuples(st.just("remove"), st.integers(0, 100)),
+            st.tuples(st.just("tidy"), st.just(0)),
+        ),
+        max_size=20,
+    )
+)
+def test_what_was_removed_from_the_head_can_not_be_read_and_leaves_no_bytes(moves: list[tuple[str, int]]) -> None:
+    with pytest.MonkeyPatch.context() as patch, house() as it:
+        patch.setattr(housekeeping, "STEP_ROWS", 2)
+        written: list[Record] = []
+        chunks: list[range] = []
+        start = 0
+        for move, n in moves:
+            if move == "append":
+                chunks.append(range(len(written), len(written) + n))
+                written += [Record(offset, it.now, b"key", b"value") for offset in chunks[-1]]
+                it.append([(b"key", b"value")] * n)
+            elif move == "remove":
+                start = max(start, min(n, len(written)))
+                with it.store.change() as change:
+                    change.move_start(TP, start)
+            else:
+                it.retain()
+                with it.store.view() as view:
+                    left = [LOG_KEY.unpack(key)[2] for key, _ in view.chunks(view.locate(TP)[0], 0, 0)]
+                assert left == [chunk[-1] for chunk in chunks if chunk[-1] >= start]
+            assert it.bounds() == (start, len(written))
+            assert it.read() == written[start:]
+            assert it.size()[0] == it.size()[1]
+
+
+async def test_removed_records_go_with_the_next_round(local_log: Log) -> None:
+    async with local_log.open() as broker:
+        tp = TopicPartition(await local_log.topic(broker), 0)
+        producer = broker.producer()
+        for _ in range(5):
+            producer.send(tp.topic, None, b"value", 1, partition=0)
+            await producer.flush()
+        await broker.delete_records({tp: 3})
+        for _ in Housekeeper(broker._store).round():
+            await asyncio.sleep(0)
+        with broker._store.view() as view:
+            topic_id, row = view.locate(tp)
+            left = [len(data) for _, data in view.chunks(topic_id, 0, 0)]
+        assert (len(left), sum(left)) == (2, row.size)
+        assert [row[0] for row in (await read_all(broker, tp.topic))[0]] == [3, 4]
+        await producer.close()
 
 
 def test_retention_goes_before_compaction_and_both_may_be_asked_for() -> None:

@@ -126,6 +126,25 @@ class EmbeddedBroker:
         with self._store.view() as view:
             return {tp: view.bounds(tp)[1] for tp in partitions}
 
+    async def delete_records(self, offsets: Mapping[TopicPartition, int]) -> None:
+        with self._store.change() as change:
+            for topic in {tp.topic for tp in offsets}:
+                info = change.describe(topic)
+                if info.compacted and info.retention_ms is None and info.retention_bytes is None:
+                    raise BrokerError(
+                        f"{self.url}: topic {topic!r} is compacted and has no retention: its records are the last"
+                        " of their keys; send tombstones in place of removing them"
+                    )
+            for tp, offset in offsets.items():
+                start, end = change.bounds(tp)
+                if not 0 <= offset <= end:
+                    raise BrokerError(
+                        f"{self.url}: {tp}: records below offset {offset} can't be removed:"
+                        f" the log has {start} to {end}; give one of these"
+                    )
+                if offset > start:
+                    change.move_start(tp, offset)
+
     async def groups(self) -> list[str]:
         with self._store.view() as view:
             return sorted(view.groups())

@@ -66,6 +66,9 @@ class Change(View, Protocol):
     def append(self, tp: TopicPartition, rows: Rows) -> None:
         """Raises `UnknownTopic`."""
 
+    def move_start(self, tp: TopicPartition, offset: int) -> None:
+        """Let nothing below `offset` be read any more; it is not beyond the end. Raises `UnknownTopic`."""
+
     def save(self, group: str, membership: Membership) -> None: ...
 
     def set_position(self, group: str, tp: TopicPartition, position: Position | None) -> None: ...

@@ -168,6 +168,18 @@ class Admin:
 
         await self._until(gone, f"topics {', '.join(names)} are still there")
 
+    async def delete_records(self, offsets: Mapping[TopicPartition, int]) -> None:
+        for tp, offset in offsets.items():
+            if offset < 0:
+                raise BrokerError(f"{tp}: records below offset {offset} can't be removed: an offset is at least 0")
+        wanted = [ck.TopicPartition(tp.topic, tp.partition, offset) for tp, offset in offsets.items()]
+        if not wanted:
+            return
+        futures = self._client.delete_records(wanted, request_timeout=REQUEST, operation_timeout=REQUEST)
+        for partition, future in futures.items():
+            about = f"removing records of {partition.topic}-{partition.partition} below offset {partition.offset}"
+            await self._answer(future, about)
+
     async def groups(self) -> list[str]:
         listing = await self._answer(self._client.list_consumer_groups(request_timeout=REQUEST), "list of groups")
         return sorted(group.group_id for group in listing.valid)
@@ -254,6 +266,13 @@ class Admin:
             return TopicExists(f"{about}: it exists already; delete it first, or choose another name")
         if error.code() in _GROUP_IN_USE:
             return BrokerError(f"{about}: the group has live members; stop its workers first")
+        if error.code() == KafkaError.OFFSET_OUT_OF_RANGE:
+            return BrokerError(f"{about}: the partition ends before it; give an offset that is there")
+        if error.code() == KafkaError.POLICY_VIOLATION:
+            return BrokerError(
+                f"{about}: {error.str()}; the broker's rules forbid it: from a compacted topic, for one,"
+                " only tombstones remove"
+            )
         if error.code() == KafkaError.TOPIC_EXCEPTION:
             return BrokerError(f"{about}: {error.str()}; use 1 to 249 of the characters A-Z a-z 0-9 . _ -")
         return translate(error, about)

@@ -147,6 +147,9 @@ class KafkaBroker:
     ) -> dict[TopicPartition, int]:
         return await self._admin.end_offsets(partitions, with_open=with_open)
 
+    async def delete_records(self, offsets: Mapping[TopicPartition, int]) -> None:
+        await self._admin.delete_records(offsets)
+
     async def groups(self) -> list[str]:
         return await self._admin.groups()
 

@@ -4,9 +4,10 @@ One process at a time keeps house: a lease in the log says which. The lease only
 each step reads afresh what it changes, so two housekeepers at once, one of them frozen for an
 hour between two steps for example, do no harm.
 
-*Retention* removes chunks from the head of a partition: those whose greatest timestamp is too
-old, and those without which the partition is still as large as it may be. Nothing behind the
-first chunk that stays is looked at.
+*Retention* removes chunks from the head of a partition: those that lie below its start, as
+`delete_records` has moved it, those whose greatest timestamp is too old, and those without
+which the partition is still as large as it may be. Nothing behind the first chunk that stays is
+looked at.
 
 *Compaction* first learns the last offset of each key written since the time before, as far as
 `KEYS_AT_ONCE` keys go, then walks the partition from its start and writes anew what is left of
@@ -138,8 +139,7 @@ class Housekeeper:
                     return
 
     def _tidy(self, tp: TopicPartition, topic: TopicRow) -> Steps:
-        if topic.retention_ms is not None or topic.retention_bytes is not None:
-            yield from self.retain(tp, topic)
+        yield from self.retain(tp, topic)
         if topic.compacted:
             with self._store.view() as view:
                 row = _row(view, tp, topic)
@@ -148,7 +148,7 @@ class Housekeeper:
                 yield from self.compact(tp, topic)
 
     def retain(self, tp: TopicPartition, topic: TopicRow) -> Steps:
-        """Remove what is too old or too much from the head of a partition."""
+        """Remove what lies below the start, is too old or too much from the head of a partition."""
         oldest = None if topic.retention_ms is None else self._clock() - topic.retention_ms
         more = True
         while more:
@@ -169,7 +169,8 @@ class Housekeeper:
         for key, data in view.chunks(topic.id, tp.partition, 0):
             too_much = topic.retention_bytes is not None and size - len(data) >= topic.retention_bytes
             too_old = oldest is not None and layout.greatest_timestamp(data) < oldest
-            if not (too_much or too_old) or len(found) == STEP_ROWS:
+            below = layout.LOG_KEY.unpack(key)[2] < row.start
+            if not (below or too_much or too_old) or len(found) == STEP_ROWS:
                 break
             size -= len(data)
             found.append(key)
@@ -180,7 +181,7 @@ class Housekeeper:
         expired = self._expired(change, tp, topic, oldest)
         if expired:
             freed = sum(change.remove_chunk(key) for key in expired)
-            start = layout.LOG_KEY.unpack(expired[-1])[2] + 1
+            start = max(row.start, layout.LOG_KEY.unpack(expired[-1])[2] + 1)
             row = row._replace(
                 start=start,
                 size=row.size - freed,

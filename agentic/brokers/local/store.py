@@ -346,6 +346,11 @@ class LocalChange(LocalView):
         self.save_partition(topic_id, tp.partition, row._replace(end=row.end + len(rows), size=size))
         self.records = True
 
+    def move_start(self, tp: TopicPartition, offset: int) -> None:
+        """Its chunks go later, in small steps: see `agentic.brokers.local.housekeeping`."""
+        topic_id, row = self.locate(tp)
+        self.save_partition(topic_id, tp.partition, row._replace(start=offset, cleaned=max(row.cleaned, offset)))
+
     def put_chunk(self, topic_id: int, partition: int, chunk: Chunk) -> int:
         """Return its bytes. The partition's row is the caller's affair."""
         data = layout.encode_chunk(chunk)
