@@ -25,6 +25,8 @@ from agentic.table import MISSING, Change, Table
 if TYPE_CHECKING:
     from agentic.runtime.slot import Slot
 
+#: Types whose values stay what they are: the bytes of such a key can be remembered.
+IMMUTABLE = frozenset((str, bytes, int))
 #: Bytes of a key that a table takes: longer ones are a mistake more often than a key.
 MAX_KEY = 64 << 10
 
@@ -87,11 +89,14 @@ class TableView:
     __slots__ = (
         "_checks",
         "_encode_key",
+        "_event",
+        "_key",
         "_keys",
         "_load",
         "_ours",
         "_partition",
         "_partitions",
+        "_raw",
         "_rows",
         "_scalar",
         "_slot",
@@ -126,6 +131,10 @@ class TableView:
         self._value_of = layout.value_of
         self._rows = buffer.rows
         self._load = buffer.load
+        #: The key that was looked at last, for which event, and its bytes.
+        self._key: Any = MISSING
+        self._event: Event | None = None
+        self._raw = b""
         #: The last key that was found to be ours, beside the event's own.
         self._ours: bytes | None = None
         #: The instances that read the table's changes, and what makes a change's origin of the event's.
@@ -134,15 +143,8 @@ class TableView:
     # -- the hot path -------------------------------------------------------------------------
 
     def get(self, key: Any) -> Any:
-        try:
-            raw = self._encode_key(key)
-        except (TypeError, ValueError, CodecError):
-            raw = self.table.encode_key(self._keys.encode, key)
         event = self._slot.working_on
-        if event is None:
-            raise self._no_event()
-        if raw != event.raw_key and raw != self._ours:
-            self._check(raw, key)
+        raw = self._raw if key is self._key and event is self._event else self._admit(key, event)
         row = self.overlay.get(raw)
         if row is None:
             row = self._rows.get(raw)
@@ -154,18 +156,26 @@ class TableView:
         return entry if self._value_of is None else self._value_of(entry)
 
     def set(self, key: Any, value: Any) -> None:
+        event = self._slot.working_on
+        raw = self._raw if key is self._key and event is self._event else self._admit(key, event)
+        entry = value if value.__class__ is self._scalar else self._entry(value)
+        if not self.overlay:
+            self._slot.touched.append(self)
+        self.overlay[raw] = (entry, event.timestamp)  # type: ignore[union-attr]  # `_admit` has seen that there is one
+
+    def _admit(self, key: Any, event: Event | None) -> bytes:
+        """Return a key's bytes, or refuse the key; remember them for the next look at the same one."""
         try:
             raw = self._encode_key(key)
         except (TypeError, ValueError, CodecError):
             raw = self.table.encode_key(self._keys.encode, key)
-        event = self._slot.working_on
         if event is None:
             raise self._no_event()
         if raw != event.raw_key and raw != self._ours:
             self._check(raw, key)
-        if not self.overlay:
-            self._slot.touched.append(self)
-        self.overlay[raw] = (value if value.__class__ is self._scalar else self._entry(value), event.timestamp)
+        if key.__class__ in IMMUTABLE:
+            self._key, self._event, self._raw = key, event, raw
+        return raw
 
     def _write(self, raw: bytes, entry: Any, event: Event) -> None:
         if not self.overlay:
@@ -174,12 +184,9 @@ class TableView:
 
     def _ours_of(self, key: Any) -> tuple[bytes, Event]:
         """Return a key's bytes and the current event, or refuse the key."""
-        raw = self.table.encode_key(self._encode_key, key)
         event = self._slot.working_on
-        if event is None:
-            raise self._no_event()
-        if raw != event.raw_key and raw != self._ours:
-            self._check(raw, key)
+        raw = self._admit(key, event)
+        assert event is not None, "else the key was refused"
         return raw, event
 
     # -- the rest of the mapping --------------------------------------------------------------
