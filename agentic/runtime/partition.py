@@ -60,7 +60,7 @@ class SourcePartition:
     Attributes:
         buffer: decoded events that no agent has yet, in offset order.
         ledger: which offsets are unfinished.
-        retire, adopt: the ledger's, for the hot path.
+        retire, adopt: the ledger's, for the hot path; of several readers, each `Reader` has its own.
         end: the partition's end offset, None while it is not known to be current.
         heard_end: the end offset as last heard, for the lag.
         first: where reading began, None while that is not known.
