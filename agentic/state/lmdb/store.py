@@ -54,8 +54,8 @@ READERS_EVERY = 60.0
 
 _REPAIR = "run the worker with --repair: it moves the file aside and restores the state from the changelog"
 _SHRINK = "checkpoint more often (commit_interval), or let rows expire (ttl)"
-#: Stands for the marks where the others are named by their table.
-_MARKS = None
+#: Stands for the marks where the others are named by their table: no table has this name.
+_MARKS = "\0marks"
 
 
 class _Snapshot:
@@ -90,7 +90,7 @@ class LmdbStore:
         self._map_size = map_size
         self._max_dbs = 0
         self._env: Any = None
-        self._dbs: dict[str | None, Any] = {}
+        self._dbs: dict[str, Any] = {}
         self._meta_db: Any = None
         # Tables that have, or had, a long key: a scan has to look at each row.
         self._long: set[str] = set()
@@ -223,21 +223,19 @@ class LmdbStore:
             return None if packed is None else value_of(stored, packed)
         return self._get(table, key)
 
-    def _get(self, table: str | None, stored: bytes) -> bytes | None:
+    def _get(self, table: str, stored: bytes) -> bytes | None:
         with self._lock:
-            db = self._dbs.get(table)
-            if db is None:
-                return None
-            self._reads_left -= 1
-            if self._reads_left < 0:
-                self._relieve()
             try:
-                value: bytes | None = (self._txn or self._begin()).get(stored, None, db)
+                value: bytes | None = (self._txn or self._begin()).get(stored, None, self._dbs[table])
             except lmdb.Error:
                 with self._errors("be read"):
                     raise
-            if value is not None:
-                self._reads_left -= len(value) >> BYTES_PER_READ
+            except KeyError:
+                return None
+            if value:
+                self._reads_left -= 1 + (len(value) >> BYTES_PER_READ)
+                if self._reads_left < 0:
+                    self._relieve()
             if self._readonly:
                 self._retire()
             return value
