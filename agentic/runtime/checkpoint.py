@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from agentic.brokers.base import Broker, Consumer, Position, TopicPartition
@@ -43,13 +43,25 @@ TURN = 2_000
 
 
 class Checkpointer:
-    """Commits for one worker, one checkpoint at a time."""
+    """Commits for one worker, one checkpoint at a time.
 
-    def __init__(self, broker: Broker, consumer: Consumer, outbox: Outbox, metrics: Metrics) -> None:
+    Args:
+        committed: told what each commit has committed.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        consumer: Consumer,
+        outbox: Outbox,
+        metrics: Metrics,
+        committed: Callable[[Mapping[TopicPartition, Position]], None],
+    ) -> None:
         self._broker = broker
         self._consumer = consumer
         self._outbox = outbox
         self._metrics = metrics
+        self._committed = committed
         self._one_at_a_time = asyncio.Lock()
         self._away = False
         self._broken: BaseException | None = None
@@ -121,6 +133,7 @@ class Checkpointer:
             log.info("commits go through again")
         for ledger, snapshot in snapshots.values():
             ledger.acknowledged(snapshot)
+        self._committed(positions)
         for done in asked:
             if not done.done():
                 done.set_result(None)

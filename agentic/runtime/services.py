@@ -21,6 +21,7 @@ from agentic.runtime.assignment import Assignment
 from agentic.runtime.checkpoint import Checkpointer
 from agentic.runtime.globals import Globals
 from agentic.runtime.outbox import AppOutlet, Outbox
+from agentic.runtime.purge import Purge
 from agentic.runtime.recovery import Recovery
 from agentic.runtime.standby import Standbys
 from agentic.settings import Settings
@@ -227,6 +228,32 @@ class StateService(Part):
     async def end(self) -> None:
         await self._recovery.close()
         await self._assignment.release()
+
+
+class PurgeService(Part):
+    """The removal of what is committed. It outlives the intake, whose last checkpoint it follows."""
+
+    def __init__(self, purge: Purge, fail: Fail) -> None:
+        super().__init__(fail)
+        self._purge = purge
+        self._running: asyncio.Task[None] | None = None
+
+    async def on_start(self) -> None:
+        self._running = asyncio.create_task(self._run(), name="purge")
+
+    async def _run(self) -> None:
+        try:
+            await self._purge.run()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a broker's refusal is told there; anything else is a fault of ours
+            self.fail(error)
+
+    async def end(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
+            await self._purge.last()
 
 
 class StandbyService(Part):

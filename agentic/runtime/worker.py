@@ -15,6 +15,7 @@ from agentic.runtime.checkpoint import Checkpointer
 from agentic.runtime.globals import Globals
 from agentic.runtime.identity import Slotfile
 from agentic.runtime.outbox import AppOutlet, Outbox, wall_ms
+from agentic.runtime.purge import Purge, purgeable
 from agentic.runtime.recovery import Recovery
 from agentic.runtime.services import (
     BrokerService,
@@ -24,6 +25,7 @@ from agentic.runtime.services import (
     LifespanService,
     OutboxService,
     Part,
+    PurgeService,
     StandbyService,
     StateService,
     TasksService,
@@ -112,7 +114,8 @@ class Worker(Part):
             offset_reset=settings.offset_reset,
             session_timeout=settings.session_timeout.total_seconds(),
         )
-        self._checkpointer = Checkpointer(self.broker, consumer, outbox, app.metrics)
+        purge = Purge(self.broker, purgeable(app))
+        self._checkpointer = Checkpointer(self.broker, consumer, outbox, app.metrics, purge.committed)
         stores = self._stores
         if settings.standbys and app.tables:
             stores = self.standbys = Standbys(
@@ -133,6 +136,8 @@ class Worker(Part):
         app.metrics.collector = self.assignment.report
         interval, timeout = settings.commit_interval.total_seconds(), settings.stop_timeout.total_seconds()
         await self.add_runtime_dependency(StateService(recovery, self.assignment, self.fail))
+        if purgeable(app):
+            await self.add_runtime_dependency(PurgeService(purge, self.fail))
         await self.add_runtime_dependency(
             IntakeService(consumer, self.assignment, self._checkpointer, outbox, settings, self.fail)
         )
