@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -210,6 +211,33 @@ def test_a_copy_in_use_is_not_moved_aside(tmp_path: Path) -> None:
     with pytest.raises(BrokerError, match="stop that worker first"):
         move_aside(copy)
     store.close()
+
+
+def test_who_looks_whether_a_copy_is_in_use_takes_it_from_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim at that moment would make a new copy, and have all of it restored."""
+    make_copies(tmp_path, 7)
+    (copy,) = copies(tmp_path, "shop")
+    claimed: list[LmdbStore] = []
+    claimer = threading.Thread(target=lambda: claimed.append(take(tmp_path)))
+    with claims._taken(copy) as taken:
+        assert taken
+        looked = threading.Event()
+        monkeypatch.setattr(claims.time, "sleep", lambda _: looked.set())
+        claimer.start()
+        assert looked.wait(30)
+    claimer.join()
+    assert claimed[0].directory == copy.directory
+    claimed[0].close()
+
+
+def test_a_copy_that_is_gone_is_an_error_in_words(tmp_path: Path) -> None:
+    gone = claims.Copy("0-3", 0, tmp_path / "shop" / "state" / "0-3" / "0")
+    for asked in (in_use, move_aside):
+        with pytest.raises(BrokerError, match="no access to it") as caught:
+            asked(gone)
+        assert str(gone.directory) in str(caught.value)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes anywhere")

@@ -119,12 +119,13 @@ def copies(state_dir: str | os.PathLike[str], app: str) -> list[Copy]:
 
 
 def in_use(copy: Copy) -> bool:
-    """Does a process have this copy now?"""
-    lock = _try_lock(_lock_path(copy.directory.parent, copy.number))
-    if lock is None:
-        return True
-    os.close(lock)
-    return False
+    """Does a process have this copy now?
+
+    Raises:
+        BrokerError: that can't be seen, for want of the right to write there.
+    """
+    with _taken(copy) as taken:
+        return not taken
 
 
 def move_aside(copy: Copy) -> Path:
@@ -133,17 +134,28 @@ def move_aside(copy: Copy) -> Path:
     Raises:
         BrokerError: a process has it, or the directory can't be written.
     """
-    lock = _try_lock(_lock_path(copy.directory.parent, copy.number))
-    if lock is None:
-        raise BrokerError(f"{copy.directory}: a worker has it open; stop that worker first")
-    try:
+    with _taken(copy) as taken:
+        if not taken:
+            raise BrokerError(f"{copy.directory}: a worker has it open; stop that worker first")
         aside = copy.directory.with_name(f"{copy.number}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
         copy.directory.rename(aside)
+        return aside
+
+
+@contextmanager
+def _taken(copy: Copy) -> Iterator[bool]:
+    """Take a copy for a moment, if no process has it; no claim passes it over meanwhile."""
+    directory = copy.directory.parent
+    try:
+        with _choosing(directory):
+            lock = _try_lock(_lock_path(directory, copy.number))
+            try:
+                yield lock is not None
+            finally:
+                if lock is not None:
+                    os.close(lock)
     except OSError as error:
-        raise BrokerError(f"{copy.directory}: can't be moved ({error.strerror}); check its owner and mode") from error
-    finally:
-        os.close(lock)
-    return aside
+        raise BrokerError(f"{copy.directory}: no access to it ({error.strerror}); check its owner and mode") from error
 
 
 def _app_directory(state_dir: str | os.PathLike[str], app: str) -> Path:
