@@ -123,7 +123,7 @@ class TaskState:
         """Iterate over a table's rows after the last completed event: the key's bytes in the store, key, value."""
         layout = self._layouts[table]
         value_of = layout.value_of
-        for raw, entry, _ in self.buffers[table].scan({}):
+        for raw, entry in self.buffers[table].pairs({}):
             yield raw, layout.keys.decode(raw), entry if value_of is None else value_of(entry)
 
     def sweep(self, table: Table[Any, Any], clock: int) -> None:

@@ -59,7 +59,9 @@ class Layout:
             self.scalar, self.load, self.dump = None, versioned.decode, versioned.encode
             self.value_of = _latest_by(codec.decode)
         # The codec's own methods are plain functions of C: the hot path calls them directly.
-        self.encode_key: Callable[[Any], bytes] = str.encode if isinstance(table.key, Text) else self.keys.encode
+        text = isinstance(table.key, Text)
+        self.encode_key: Callable[[Any], bytes] = str.encode if text else self.keys.encode
+        self.decode_key: Callable[[bytes], Any] = bytes.decode if text else self.keys.decode
 
 
 def _latest_by(decode: Callable[[bytes], Any]) -> Callable[[Any], Any]:
@@ -204,8 +206,10 @@ class TableView:
         if event is None:
             raise self._no_event()
         low, high = self._bounds(start, stop, prefix)
-        rows = self.buffer.scan(self.overlay, low, high, reverse=reverse)
-        return self._decoded(rows, event)
+        return self._decoded(self._entries(low, high, reverse))
+
+    def _entries(self, low: bytes, high: bytes | None, reverse: bool) -> Iterator[tuple[bytes, Any]]:
+        return self.buffer.pairs(self.overlay, low, high, reverse=reverse)
 
     def _bounds(self, start: Any, stop: Any, prefix: Any) -> tuple[bytes, bytes | None]:
         encode = self._keys.encode
@@ -215,11 +219,11 @@ class TableView:
         low = b"" if start is MISSING else self.table.encode_key(encode, start)
         return low, None if stop is MISSING else self.table.encode_key(encode, stop)
 
-    def _decoded(self, rows: Iterator[tuple[bytes, Any, int]], event: Event) -> Iterator[tuple[Any, Any]]:
-        decode, value_of = self._keys.decode, self._value_of
+    def _decoded(self, rows: Iterator[tuple[bytes, Any]]) -> Iterator[tuple[Any, Any]]:
+        decode, value_of = self.layout.decode_key, self._value_of
         if value_of is None:
-            return ((decode(raw), entry) for raw, entry, _ in rows)
-        return ((decode(raw), value_of(entry)) for raw, entry, _ in rows)
+            return ((decode(raw), entry) for raw, entry in rows)
+        return ((decode(raw), value_of(entry)) for raw, entry in rows)
 
     def count(self) -> int:
         if self._slot.working_on is None:
@@ -239,7 +243,7 @@ class TableView:
         overlay = self.overlay
         if self.watchers:
             self._note_changes()
-        if len(overlay) == 1:
+        if len(overlay) == 1 and self.buffer.order is None:
             raw, row = overlay.popitem()
             self._rows[raw] = self.buffer.dirty[raw] = row
         else:
@@ -374,9 +378,10 @@ class ExpiringView(TableView):
             self._slot.touched.append(self)
         self.overlay[raw] = (entry, self._slot.clock)
 
-    def _decoded(self, rows: Iterator[tuple[bytes, Any, int]], event: Event) -> Iterator[tuple[Any, Any]]:
+    def _entries(self, low: bytes, high: bytes | None, reverse: bool) -> Iterator[tuple[bytes, Any]]:
         limit = self._slot.clock - self._ttl
-        return super()._decoded((row for row in rows if row[2] > limit), event)
+        rows = self.buffer.scan(self.overlay, low, high, reverse=reverse)
+        return ((raw, entry) for raw, entry, timestamp in rows if timestamp > limit and entry is not None)
 
     def count(self) -> int:
         return sum(1 for _ in self.scan(MISSING, MISSING, MISSING, False))
@@ -448,8 +453,8 @@ class VersionedView(TableView):
     def _now(self) -> int:
         return self.buffer.observed if self._observed is None else max(self._observed, self.buffer.observed)
 
-    def _decoded(self, rows: Iterator[tuple[bytes, Any, int]], event: Event) -> Iterator[tuple[Any, Any]]:
-        return ((key, value) for key, value in super()._decoded(rows, event) if value is not None)
+    def _decoded(self, rows: Iterator[tuple[bytes, Any]]) -> Iterator[tuple[Any, Any]]:
+        return ((key, value) for key, value in super()._decoded(rows) if value is not None)
 
     def _changed(self, old: Any, new: Any) -> bool:
         # A version that came out of order changes the past only.

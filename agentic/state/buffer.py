@@ -10,13 +10,14 @@ are committed. Until then a crash leaves the store as it was.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import gt, lt
 from typing import Any, Final, Generic, TypeVar
 
 from agentic.core.versioned import NOTHING_OBSERVED
 from agentic.state.base import Rows, Store
-from agentic.state.envelope import unwrap, wrap
+from agentic.state.envelope import HEAD, PLAIN, unwrap, wrap
 
 E = TypeVar("E")
 
@@ -41,6 +42,7 @@ class TableBuffer(Generic[E]):
         rows: the cache's younger half. Whoever reads looks here first, and calls `load` for
             what is not in it. The object stays the same, so that the hot path may hold on to it.
         dirty: rows written since the last checkpoint began, by key.
+        order: the keys of `dirty` in their order; None while nobody has scanned the table.
         observed: of a table with versions, the greatest timestamp that it has accepted, in ms.
     """
 
@@ -56,12 +58,14 @@ class TableBuffer(Generic[E]):
         self.store = store
         self.rows: dict[bytes, Row] = {}
         self.dirty: dict[bytes, Row] = {}
+        self.order: list[bytes] | None = None
         self._load = load
         self._dump = dump
         self.cache_bytes = 16 << 20
         self.observed = NOTHING_OBSERVED
         self._aged: dict[bytes, Row] = {}
         self._flushing: dict[bytes, Row] = {}
+        self._flushing_order: list[bytes] = []
         #: Mean size of a row's key and value, from those that were read or written as bytes.
         self._mean = 64.0
 
@@ -102,47 +106,73 @@ class TableBuffer(Generic[E]):
         *,
         reverse: bool = False,
     ) -> Iterator[tuple[bytes, Any, int]]:
-        """Iterate over rows in the order of the keys: key, entry, timestamp.
+        """Iterate over rows in the order of the keys: key, entry, timestamp. The entry is None for a deleted row.
 
         Args:
             over: rows that lie over ours, such as an event's own writes. What is written after
                 the iteration has begun is not seen by it.
         """
-        above = {
-            key: row
-            for layer in (self._flushing, self.dirty, over)
-            for key, row in layer.items()
-            if key >= start and (stop is None or key < stop)
-        }
-        stored = self.store.scan(self.name, start, stop, reverse=reverse)
         load = self._load
-        if not above:
-            for key, blob in stored:
-                value, timestamp = unwrap(blob)
+        for key, found in self._found(over, start, stop, reverse):
+            if found.__class__ is tuple:
+                yield key, *found
+            else:
+                value, timestamp = unwrap(found)
                 yield key, load(value), timestamp
-            return
+
+    def pairs(
+        self, over: Mapping[bytes, Row], start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, Any]]:
+        """Iterate over rows as `scan` does, keys and entries alone, without the deleted: a scan's usual purpose."""
+        load, plain = self._load, PLAIN[1]
+        for key, found in self._found(over, start, stop, reverse):
+            if found.__class__ is not tuple:
+                yield key, load(found[HEAD:] if found[1] == plain else unwrap(found)[0])
+            elif found[0] is not None:
+                yield key, found[0]
+
+    def _found(
+        self, over: Mapping[bytes, Row], start: bytes, stop: bytes | None, reverse: bool
+    ) -> Iterator[tuple[bytes, Any]]:
+        """Iterate over what there is of each key: a `Row`, or the store's blob where no row lies over it."""
+        above = self._above(over, start, stop)
+        stored = self.store.scan(self.name, start, stop, reverse=reverse)
+        return self._merged(above, stored, reverse) if above else stored
+
+    @staticmethod
+    def _merged(
+        above: Mapping[bytes, Row], stored: Iterator[tuple[bytes, bytes]], reverse: bool
+    ) -> Iterator[tuple[bytes, Any]]:
         ours = iter(sorted(above, reverse=reverse))
         before = gt if reverse else lt
         mine = next(ours, None)
-        for key, blob in stored:
+        for pair in stored:
+            key = pair[0]
             while mine is not None and before(mine, key):
-                entry, timestamp = above[mine]
-                if entry is not None:
-                    yield mine, entry, timestamp
+                yield mine, above[mine]
                 mine = next(ours, None)
             if key == mine:
-                entry, timestamp = above[key]
+                yield key, above[key]
                 mine = next(ours, None)
-                if entry is not None:
-                    yield key, entry, timestamp
-                continue
-            value, timestamp = unwrap(blob)
-            yield key, load(value), timestamp
+            else:
+                yield pair
         while mine is not None:
-            entry, timestamp = above[mine]
-            if entry is not None:
-                yield mine, entry, timestamp
+            yield mine, above[mine]
             mine = next(ours, None)
+
+    def _above(self, over: Mapping[bytes, Row], start: bytes, stop: bytes | None) -> dict[bytes, Row]:
+        """Return the rows of a range that lie over the store's."""
+        if self.order is None:
+            # From the first scan on the order is kept: most tables are never scanned.
+            self.order, self._flushing_order = sorted(self.dirty), sorted(self._flushing)
+        above: dict[bytes, Row] = {}
+        for order, layer in ((self._flushing_order, self._flushing), (self.order, self.dirty)):
+            for key in order[bisect_left(order, start) : None if stop is None else bisect_left(order, stop)]:
+                above[key] = layer[key]
+        for key, row in over.items():
+            if key >= start and (stop is None or key < stop):
+                above[key] = row
+        return above
 
     def count(self, over: Mapping[bytes, Row]) -> int:
         """Return the number of rows, those of `over` counted in."""
@@ -157,6 +187,10 @@ class TableBuffer(Generic[E]):
     def apply(self, rows: Mapping[bytes, Row]) -> None:
         """Take the writes of a completed event."""
         self.rows.update(rows)
+        if self.order is not None:
+            for key in rows:
+                if key not in self.dirty:
+                    insort(self.order, key)
         self.dirty.update(rows)
 
     @property
@@ -179,6 +213,8 @@ class TableBuffer(Generic[E]):
         """
         self._flushing = {**self._flushing, **self.dirty} if self._flushing else self.dirty
         self.dirty = {}
+        if self.order is not None:
+            self.order, self._flushing_order = [], sorted(self._flushing)
         return self._flushing
 
     def encode(self) -> list[tuple[bytes, bytes | None, int]]:
@@ -196,6 +232,7 @@ class TableBuffer(Generic[E]):
     def stored(self) -> None:
         """The checkpoint's rows are in the store."""
         self._flushing = {}
+        self._flushing_order = []
         if len(self.rows) * (self._mean + ROW_OVERHEAD) > self.cache_bytes // 2:
             self._age()
 
