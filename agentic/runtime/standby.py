@@ -128,13 +128,19 @@ class Standby:
 
     async def write(self) -> None:
         """Bring to the store what was collected."""
-        for each in self.followed.values():
+        # While one is written, another may begin to be followed.
+        for each in list(self.followed.values()):
             if each.position > each.written:
-                others = (other for other in self.followed.values() if other is not each)
-                complete = each.position >= each.end and all(other.written >= other.end for other in others)
                 rows, position = each.replay.take(), each.position
+                complete = position >= each.end and self._complete(each)
                 await self.state.restore(each.table, rows, position, each.replay.observed, complete=complete)
                 each.written = position
+
+    def _complete(self, but: Following) -> bool:
+        """Does the store have all that the changelogs have, but for one of them?"""
+        logged = {table for table in self.task.tables if table.changelog_topic is not None}
+        others = (each for each in self.followed.values() if each is not but)
+        return logged == self.followed.keys() and all(each.written >= each.end for each in others)
 
 
 class Standbys:

@@ -189,8 +189,7 @@ class Admin:
         try:
             futures = self._client.describe_consumer_groups([name], request_timeout=REQUEST)
             group = await asyncio.wait_for(asyncio.wrap_future(futures[name]), 2 * REQUEST)
-            # The broker names them in no order; `range` takes them by their ids.
-            for member in sorted(group.members, key=lambda member: str(member.member_id)):
+            for member in sorted(group.members, key=_rank):
                 owned = member.assignment.topic_partitions if member.assignment else []
                 members[member.member_id] = sorted(TopicPartition(p.topic, p.partition) for p in owned)
         except KafkaException as problem:
@@ -302,6 +301,12 @@ def topic_config(spec: TopicSpec) -> dict[str, str]:
         both = spec.retention_ms is not None or spec.retention_bytes is not None
         config["cleanup.policy"] = "compact,delete" if both else "compact"
     return {**config, **spec.config}
+
+
+def _rank(member: Any) -> tuple[bool, str]:
+    """Order a group's members as `range` does, while the broker names them in no order: static ones first, by id."""
+    static = member.group_instance_id
+    return not static, static or member.member_id
 
 
 def _limit(text: str) -> int | None:
