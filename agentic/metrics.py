@@ -7,7 +7,7 @@ a batch; a reader (the worker's summary line, an exporter, a test) takes a snaps
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar, TypeVar
 
 #: A latency keeps its last so many observations: enough for a steady 99th percentile, 8 KiB.
@@ -84,6 +84,10 @@ class Latency(Metric):
 M = TypeVar("M", bound=Metric)
 
 
+def _labels(given: Mapping[str, object]) -> Labels:
+    return tuple(sorted((name, str(value)) for name, value in given.items()))
+
+
 class Metrics:
     """The numbers of one app.
 
@@ -101,6 +105,12 @@ class Metrics:
     ``commit_seconds``        latency  a whole checkpoint
     ``commits``               counter  checkpoints
     ``rebalances``            counter  times that partitions came or went
+    ``table_rows``            gauge    rows as of the last checkpoint (table, partition)
+    ``restored``              counter  records read from changelogs, and into global tables (table)
+    ``restore_left``          gauge    offsets still to be read until a table is complete, while one
+                                       of its partitions is not (table, partition)
+    ``restore_total``         gauge    offsets to be read in all, likewise (table, partition)
+    ``standby_lag``           gauge    offsets that a standby is behind its changelog (topic, partition)
     ========================  =======  ==================================================
     """
 
@@ -122,7 +132,7 @@ class Metrics:
         return self._get(Latency, name, labels)
 
     def _get(self, kind: type[M], name: str, labels: dict[str, object]) -> M:
-        key = (name, tuple(sorted((k, str(v)) for k, v in labels.items())))
+        key = (name, _labels(labels))
         metric = self._metrics.get(key)
         if metric is None:
             metric = self._metrics[key] = kind(*key)
@@ -132,7 +142,15 @@ class Metrics:
 
     def remove(self, name: str, **labels: object) -> None:
         """Forget a metric: a partition that went to another worker has no lag here."""
-        self._metrics.pop((name, tuple(sorted((k, str(v)) for k, v in labels.items()))), None)
+        self._metrics.pop((name, _labels(labels)), None)
+
+    def keep(self, name: str, labels: tuple[str, ...], values: Mapping[tuple[object, ...], float]) -> None:
+        """Set the gauges of this name, by the values of these labels, and forget those that are not among them."""
+        kept = {_labels(dict(zip(labels, key))): value for key, value in values.items()}
+        for key in [key for key in self._metrics if key[0] == name and key[1] not in kept]:
+            del self._metrics[key]
+        for each, value in kept.items():
+            self.gauge(name, **dict(each)).set(value)
 
     def total(self, name: str, **labels: object) -> float:
         """Return the sum over all counters and gauges of this name that carry these labels."""

@@ -1,5 +1,7 @@
 """What a worker says of its work: a line every ten seconds, a live table, a word at the end.
 
+How far it is with its tables while it restores them: see `agentic.cli.restoring`.
+
 Reporters run beside the worker and read `App.metrics`; they are cancelled when it stops.
 """
 
@@ -10,6 +12,7 @@ import logging
 import sys
 import textwrap
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import click
@@ -19,6 +22,8 @@ from rich.table import Table
 from rich.text import Text
 
 from agentic.app import App
+from agentic.cli import restoring
+from agentic.cli.restoring import Restoring
 from agentic.metrics import Counter, Gauge, Metrics
 from agentic.runtime.logging import setup
 
@@ -101,16 +106,19 @@ async def summary(app: App) -> None:
 
 
 async def live(app: App) -> None:
-    """Draw a table that changes while the worker works. Without a terminal: summary lines."""
+    """Draw a table that changes while the worker works. Without a terminal: summary lines, and those of restoring."""
     console = Console()
     if console.is_terminal:
         await _draw(app, console)
     else:
-        await summary(app)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(summary(app))
+            group.create_task(restoring.lines(app))
 
 
 async def _draw(app: App, console: Console) -> None:
     before = Numbers.of(app.metrics)
+    watch = restoring.Watch(app.metrics)
     try:
         while True:
             size = console.size
@@ -123,7 +131,7 @@ async def _draw(app: App, console: Console) -> None:
                         break
                     now = Numbers.of(app.metrics)
                     footer = folded(summary_line(now, before), console.width)
-                    screen.update(tables(app, footer), refresh=True)
+                    screen.update(tables(app, footer, watch.look(now.at)), refresh=True)
                     before = now
             # The terminal has broken the lines of the old table anew, and nobody knows where it begins now.
             console.clear()
@@ -131,8 +139,8 @@ async def _draw(app: App, console: Console) -> None:
         setup(app.settings, sys.__stderr__)
 
 
-def tables(app: App, footer: str) -> Group:
-    """Return the live display: agents, topics, and what `footer` says of the whole."""
+def tables(app: App, footer: str, restored: Sequence[Restoring] = ()) -> Group:
+    """Return the live display: tables that are being restored, agents, topics, and what `footer` says of the whole."""
     agents = Table("agent")
     for column in ("done", "sent"):
         agents.add_column(column, justify="right")
@@ -150,7 +158,7 @@ def tables(app: App, footer: str) -> Group:
             row.append(f"{lag[topic.name]:,.0f}" if topic.name in lag else "?")
         topics.add_row(*row)
     title = Text(f"{app.name} on {app.settings.broker}", "bold")
-    return Group(title, agents, topics, Text(footer))
+    return Group(title, *([restoring.bars(restored)] if restored else []), agents, topics, Text(footer))
 
 
 def folded(line: str, width: int) -> str:

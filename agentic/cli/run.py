@@ -23,10 +23,11 @@ def run(ctx: click.Context, live: bool) -> None:
     """
     choice = current()
     app = choice.app()
-    from agentic.cli import reports
+    from agentic.cli import reports, restoring
     from agentic.runtime import run_worker
 
+    shown = [reports.live] if live else [reports.summary, restoring.progress]
     began = time.monotonic()
-    code = run_worker(app, ends=True, reporters=[reports.live if live else reports.summary], worded=choice.completed)
+    code = run_worker(app, ends=True, reporters=shown, worded=choice.completed)
     reports.closing(app, time.monotonic() - began, table=live)
     ctx.exit(code)

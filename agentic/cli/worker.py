@@ -33,14 +33,16 @@ def worker(ctx: click.Context, processes: int, live: bool, parent: int | None) -
         if live:
             raise click.UsageError("--live shows one process; leave out --processes, or --live")
         ctx.exit(_supervise(choice, processes))
-    from agentic.cli import reports
+    from agentic.cli import reports, restoring
     from agentic.cli.supervisor import end_with_parent
     from agentic.runtime import run_worker
 
     if parent is not None:
         end_with_parent(parent, app.settings.stop_timeout.total_seconds())
+    # Several processes would draw over each other.
+    shown = [reports.live] if live else [reports.summary, restoring.progress if parent is None else restoring.lines]
     began = time.monotonic()
-    code = run_worker(app, reporters=[reports.live if live else reports.summary], worded=choice.completed)
+    code = run_worker(app, reporters=shown, worded=choice.completed)
     seconds = time.monotonic() - began
     if parent is None:
         reports.closing(app, seconds, table=live)

@@ -121,8 +121,12 @@ class Assignment:
             lag = None if source.heard_end is None or base is None else max(0, source.heard_end - base)
             self._metrics.gauge("lag", topic=tp.topic, partition=tp.partition).set(lag)
         self._metrics.gauge("in_flight").set(self.backlog)
+        rows: dict[tuple[object, ...], float] = {}
         for task in self.tasks.values():
             task.count()
+            if task.state is not None and not task.state.closed:
+                rows.update(((table.name, task.partition), task.state.store.count(table.name)) for table in task.tables)
+        self._metrics.keep("table_rows", ("table", "partition"), rows)
 
     @property
     def backlog(self) -> int:

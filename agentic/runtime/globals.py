@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from agentic.brokers.base import Batch, Broker, TopicPartition
 from agentic.errors import BrokerUnavailable, CodecError, DecodeFailed, TableUnavailable
 from agentic.metrics import Metrics
 from agentic.runtime.outbox import AGAIN
+from agentic.runtime.recovery import Progress
 from agentic.runtime.state import as_mark, number
 from agentic.runtime.stores import Stores
 from agentic.runtime.tables import Layout
@@ -165,6 +167,8 @@ class Globals:
         self._metrics = metrics
         self._copies: dict[str, list[Copy]] = {}
         self._targets: dict[TopicPartition, int] = {}
+        #: Where each copy stood when its loading began.
+        self._begun: dict[Copy, dict[int, int]] = {}
 
     async def open(self) -> None:
         """Open the copies, and find out how far they have to be read."""
@@ -182,6 +186,17 @@ class Globals:
                     copy.positions.setdefault(n, start)
         tps = [TopicPartition(topic, n) for topic, copies in self._copies.items() for n in copies[0].positions]
         self._targets = await self._broker.end_offsets(tps)
+        self._begun = {copy: dict(copy.positions) for copies in self._copies.values() for copy in copies}
+
+    def progress(self) -> Progress:
+        """How far the tables are that are being loaded; a partition that is done counts until its table is."""
+        found: Progress = {}
+        for copy, begun in self._begun.items():
+            ends = {tp.partition: end for tp, end in self._targets.items() if tp.topic == copy.table.source_topic.name}
+            left = {n: max(0, end - copy.positions[n]) for n, end in ends.items()}
+            if any(left.values()):
+                found.update({(copy.table.name, n): (left[n], max(0, end - begun[n])) for n, end in ends.items()})
+        return found
 
     @property
     def _behind(self) -> bool:
@@ -220,6 +235,9 @@ class Globals:
         for copy in self._copies[batch.tp.topic]:
             partition = batch.tp.partition
             known = copy.positions[partition]
+            if known < self._targets[batch.tp]:
+                taken = len(batch) - bisect_left(batch.offsets, known)
+                self._metrics.counter("restored", table=copy.table.name).add(taken)
             rows: Rows = {}
             for offset, timestamp, key, value in zip(batch.offsets, batch.timestamps, batch.keys, batch.values):
                 if offset < known:

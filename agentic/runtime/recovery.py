@@ -38,6 +38,10 @@ BATCH_ROWS = 200_000
 LOOK_ROUND = 1.0
 
 
+#: By table and partition: how many offsets are still to be read, and how many in all.
+Progress = dict[tuple[str, int], tuple[int, int]]
+
+
 @dataclass(eq=False)
 class Restoration:
     """One table of one task on its way up.
@@ -87,7 +91,6 @@ class Recovery:
         self._metrics = metrics
         self._fail = fail
         self._running: set[asyncio.Task[None]] = set()
-        #: What is being restored, for whoever shows it.
         self.restorations: list[Restoration] = []
 
     def begin(self, tasks: Iterable[Task], ready: Callable[[Task], None]) -> None:
@@ -185,6 +188,7 @@ class Recovery:
         columns = tails.part(batch, each.position, each.target)
         each.position = max(each.position, min(batch.position, each.target))
         each.restored += len(columns[0])
+        self._metrics.counter("restored", table=each.table.name).add(len(columns[0]))
         each.replay.add(*columns)
         if each.done or each.replay.size >= BATCH_BYTES or len(each.replay) >= BATCH_ROWS:
             await self._write(each)
@@ -213,7 +217,16 @@ class Recovery:
             each.restored,
             took,
         )
-        self._metrics.counter("restored", table=each.table.name).add(each.restored)
+
+    def progress(self) -> Progress:
+        """How far the tables are that are being restored; a partition that is done counts until its table is."""
+        running = [each for each in self.restorations if not each.state.closed]
+        incomplete = {each.table for each in running if not each.done}
+        return {
+            (each.table.name, each.tp.partition): (each.target - each.position, each.target - each.begun)
+            for each in running
+            if each.table in incomplete
+        }
 
     async def close(self) -> None:
         """Stop restoring; what was written stays, with how far it goes."""

@@ -80,6 +80,8 @@ class Worker(Part):
         self._now = now
         self._reporters = list(reporters)
         self._checkpointer: Checkpointer | None = None
+        self._globals: Globals | None = None
+        self._recovery: Recovery | None = None
         self._given_id = transactional_id
         self._stores = stores or stores_for(app.settings)
         self._slotfile: Slotfile | None = None
@@ -95,14 +97,17 @@ class Worker(Part):
         outbox = Outbox(producer, transactional=exactly_once)
         outlet = AppOutlet(self.broker.producer, app.metrics, self._now)
         await self.add_runtime_dependency(OutboxService(app, outbox, outlet, self.fail))
+        app.metrics.collector = self._report
+        # They show how tables are loaded and restored, too.
+        reporters = [("reporter", _bound(reporter, app)) for reporter in self._reporters]
+        await self.add_runtime_dependency(TasksService(reporters, outlet, self.fail, TASK_TIMEOUT))
         await self.add_runtime_dependency(LifespanService(app, outlet, self.fail))
         if app.global_tables:
-            tables = Globals(app.global_tables, self.broker, self._stores, settings, app.metrics)
-            await self.add_runtime_dependency(GlobalsService(tables, self.fail))
+            self._globals = Globals(app.global_tables, self.broker, self._stores, settings, app.metrics)
+            await self.add_runtime_dependency(GlobalsService(self._globals, self.fail))
         if app.processors():
             await self._start_agents(outbox, counts)
         tasks = [(f"task {getattr(fn, '__name__', 'anonymous')!r}", fn) for fn in app.tasks]
-        tasks += [("reporter", _bound(reporter, app)) for reporter in self._reporters]
         await self.add_runtime_dependency(TasksService(tasks, outlet, self.fail, TASK_TIMEOUT))
 
     async def _start_agents(self, outbox: Outbox, counts: Mapping[str, int]) -> None:
@@ -121,7 +126,7 @@ class Worker(Part):
             stores = self.standbys = Standbys(
                 app.processors(), self.broker, stores, consumer, app.metrics, settings, partitions=counts
             )
-        recovery = Recovery(self.broker, stores, consumer, app.metrics, self.fail)
+        recovery = self._recovery = Recovery(self.broker, stores, consumer, app.metrics, self.fail)
         self.assignment = Assignment(
             app.processors(),
             consumer,
@@ -133,7 +138,6 @@ class Worker(Part):
             checkpoint=self._checkpoint_only,
             fail=self.fail,
         )
-        app.metrics.collector = self.assignment.report
         interval, timeout = settings.commit_interval.total_seconds(), settings.stop_timeout.total_seconds()
         await self.add_runtime_dependency(StateService(recovery, self.assignment, self.fail))
         if purgeable(app):
@@ -159,12 +163,22 @@ class Worker(Part):
 
     async def on_shutdown(self) -> None:
         """All parts have stopped."""
-        if self.assignment is not None:
-            self.assignment.report()
+        self._report()
         self.app.metrics.collector = None
         if self._slotfile is not None:
             self._slotfile.close()
             self._slotfile = None
+
+    def _report(self) -> None:
+        """Bring the metrics up to date."""
+        metrics = self.app.metrics
+        if self.assignment is not None:
+            self.assignment.report()
+        progress = self._globals.progress() if self._globals is not None else {}
+        progress |= self._recovery.progress() if self._recovery is not None else {}
+        labels = ("table", "partition")
+        metrics.keep("restore_left", labels, {each: left for each, (left, _) in progress.items()})
+        metrics.keep("restore_total", labels, {each: total for each, (_, total) in progress.items()})
 
     async def _checkpoint_only(self) -> bool:
         assert self._checkpointer is not None and self.assignment is not None, "an app with agents has both"
