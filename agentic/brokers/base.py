@@ -243,10 +243,13 @@ class Producer(Protocol):
         """Return when the backlog is below the driver's limit: what a sender waits for between batches."""
 
     async def flush(self) -> None:
-        """Return when all that was sent is acknowledged, written and readable (under a transaction: written).
+        """Return when all that was sent is acknowledged, written and readable.
+
+        Under a transaction: so far that `Broker.end_offsets` with the open ones counts it in.
 
         Raises:
-            DeliveryFailed: a record sent since the last flush was refused for good; names it. Told once.
+            DeliveryFailed: a record sent since the last flush was refused for good; names it. Told once,
+                under a transaction by its commit.
             BrokerUnavailable: not done within the driver's time. Nothing is lost: the records go on
                 waiting, and another flush waits for them again.
         """

@@ -17,6 +17,7 @@ from agentic.brokers.base import Batch, Consumer, Position, TopicPartition
 from agentic.core.readers import MAX_READERS
 from agentic.errors import BrokerUnavailable, ConfigurationError, NotOwner
 from agentic.metrics import Metrics
+from agentic.runtime.checkpoint import Outcome
 from agentic.runtime.groups import groups, home_of, name_of
 from agentic.runtime.outbox import AGAIN, Outbox
 from agentic.runtime.partition import SourcePartition
@@ -44,8 +45,7 @@ class Assignment:
     Args:
         recovery: brings up tasks that have tables.
         partitions: how many each topic has.
-        checkpoint: commits all that is finished; returns False when it was undone and all has
-            to be read again.
+        checkpoint: commits all that is finished.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Assignment:
         metrics: Metrics,
         recovery: Recovery,
         partitions: Mapping[str, int],
-        checkpoint: Callable[[], Awaitable[bool]],
+        checkpoint: Callable[[], Awaitable[Outcome]],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._groups = groups(agents)
@@ -265,7 +265,7 @@ class Assignment:
 
     async def _commit_and_leave(self, going: Sequence[TopicPartition]) -> None:
         """Their tasks have ended: commit them, drop what goes, and take up again what stays of those tasks."""
-        kept = await self._checkpoint()
+        outcome = await self._checkpoint()
         ended = self._tasks_of(going)
         stays = {
             tp: source
@@ -273,7 +273,7 @@ class Assignment:
             if tp not in going and self.tasks[self._task_id(tp)] in ended
         }
         await self._forget(going)
-        if not kept:
+        if outcome is Outcome.UNDONE or (stays and outcome is Outcome.LATER):
             await self._read_again()
             return
         positions: dict[TopicPartition, Position | None] = {}

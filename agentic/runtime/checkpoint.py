@@ -5,13 +5,13 @@ The story, in order:
 0. Exactly once: let children of events that are under way be finished, and no other event begin.
 1. Hold the outbox, take each ledger's snapshot and fix each task's changed rows, in one step,
    so that effects, rows and offsets are those of the same events.
-2. Send the changed rows to the changelogs, behind the effects that are sent already.
-3. Make all of that safe. Under exactly-once this is one transaction with the offsets, and the
-   commit.
-4. Write the rows to the local stores, with how far the changelogs go: a store never holds what
-   is not safe elsewhere, so it needs no undoing.
-5. At least once: commit the offsets. Only now, so that no crash leaves offsets whose effects
-   and rows are not there.
+2. Send the changed rows to the changelogs, behind the effects that are sent already, and make
+   all of it safe.
+3. Ask how far the changelogs go. Before the commit: whoever takes a partition over from us
+   makes our commit fail, so after one that succeeds no row below that end is another's.
+4. Commit the offsets; under exactly once they, the effects and the rows are one transaction.
+5. Write the rows to the local stores, with the ends. A store never holds what is not committed,
+   so it needs no undoing.
 6. Tell the ledgers.
 
 A crash at any step is harmless. Before the commit, the work is read again; before the stores
@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from agentic.brokers.base import Broker, Consumer, Position, TopicPartition
@@ -40,6 +41,17 @@ log = logging.getLogger("agentic.worker")
 
 #: Changed rows that are sent in one turn of the loop: some milliseconds' worth.
 TURN = 2_000
+
+
+class Outcome(Enum):
+    """What became of a checkpoint."""
+
+    #: All that was finished is committed.
+    COMMITTED = "committed"
+    #: Nothing is; the effects may be out, and the next checkpoint commits them with its own.
+    LATER = "later"
+    #: Nothing is, and the effects are undone: all uncommitted work must be read again.
+    UNDONE = "undone"
 
 
 class Checkpointer:
@@ -66,11 +78,8 @@ class Checkpointer:
         self._away = False
         self._broken: BaseException | None = None
 
-    async def checkpoint(self, assignment: Assignment) -> bool:
+    async def checkpoint(self, assignment: Assignment) -> Outcome:
         """Commit all that is finished.
-
-        Returns:
-            False when the transaction was undone, so that all uncommitted work must be read again.
 
         Raises:
             DeliveryFailed: an output was refused for good. Nothing is committed.
@@ -81,7 +90,7 @@ class Checkpointer:
                 # An output is missing, and the producer tells so once only: never commit past it.
                 raise self._broken
             if self._outbox.spoiled:
-                return False
+                return Outcome.UNDONE
             try:
                 if self._outbox.transactional:
                     await assignment.quiet()
@@ -90,7 +99,7 @@ class Checkpointer:
                 assignment.go_on()
                 assignment.checkpointed.set()
 
-    async def _checkpoint(self, assignment: Assignment) -> bool:
+    async def _checkpoint(self, assignment: Assignment) -> Outcome:
         started = asyncio.get_running_loop().time()
         assignment.dirty.clear()
         self._outbox.hold()
@@ -106,23 +115,24 @@ class Checkpointer:
         assignment.go_on()
         try:
             await self._log_changes(states)
-            await self._outbox.publish(positions, self._consumer)
-            await self._store(states, positions)
-            if positions and not self._outbox.transactional:
-                await self._consumer.commit(positions)
+            await self._outbox.flush()
+            ends = await self._ends(states)
+            await self._outbox.commit(positions, self._consumer)
+            for state in states:
+                await state.write({**{tp: position.offset for tp, position in positions.items()}, **ends})
         except TransactionAborted as error:
             return self._undone(error)
         except NotOwner as error:
             # At least once: the outputs are out; whoever owns the partitions now does the events again.
             log.info("not committed, the partitions have moved on: %s", error)
             assignment.ask_again(asked)
-            return True
+            return Outcome.LATER
         except BrokerUnavailable as error:
             if self._outbox.transactional:
                 return self._undone(error)
             self._report_away(error)
             assignment.ask_again(asked)
-            return True
+            return Outcome.LATER
         except AgenticError as error:
             self._broken = error
             raise
@@ -144,7 +154,7 @@ class Checkpointer:
             assignment.dirty.set()
         self._metrics.latency("commit_seconds").observe(asyncio.get_running_loop().time() - started)
         self._metrics.counter("commits").add()
-        return True
+        return Outcome.COMMITTED
 
     async def _log_changes(self, states: Sequence[TaskState]) -> None:
         """Send the changed rows to the changelogs; others get a turn of the loop between."""
@@ -157,27 +167,16 @@ class Checkpointer:
                 if sent % TURN == 0:
                     await asyncio.sleep(0)
 
-    async def _store(self, states: Sequence[TaskState], positions: Mapping[TopicPartition, Position]) -> None:
-        """Bring the tasks' stores up to what is safe by now."""
-        if not states:
-            return
+    async def _ends(self, states: Sequence[TaskState]) -> dict[TopicPartition, int]:
+        """How far the changelogs go that the checkpoint has written to."""
         logs = [tp for state in states for tp in state.logs()]
-        try:
-            # Whatever is open there belongs to nobody who could still commit it.
-            ends = await self._broker.end_offsets(logs, with_open=True) if logs else {}
-        except BrokerUnavailable as error:
-            # The rows stay where they are until the next checkpoint brings them with its own.
-            log.info("local state is written with the next checkpoint: %s", error)
-            return
-        for tp, position in positions.items():
-            ends.setdefault(tp, position.offset)
-        for state in states:
-            await state.write(ends)
+        # What is open there is ours.
+        return await self._broker.end_offsets(logs, with_open=True) if logs else {}
 
-    def _undone(self, error: BrokerError) -> bool:
+    def _undone(self, error: BrokerError) -> Outcome:
         self._outbox.spoil()
         log.warning("transaction undone, its events are read again: %s", error)
-        return False
+        return Outcome.UNDONE
 
     def _report_away(self, error: BrokerUnavailable) -> None:
         """One line an incident."""

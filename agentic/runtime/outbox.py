@@ -127,19 +127,30 @@ class Outbox:
         """Has the open transaction grown so large that it should be committed now?"""
         return self.transactional and self.producer.backlog >= TRANSACTION_LIMIT
 
-    async def publish(self, positions: Mapping[TopicPartition, Position], consumer: Consumer) -> None:
-        """Return when all that was sent before `hold` is safe; under exactly once, the positions with it.
+    async def flush(self) -> None:
+        """Return when all that was sent before `hold` is written; under exactly once in the open transaction.
 
         Raises:
-            TransactionAborted: nothing of it is (exactly once).
             DeliveryFailed, BrokerUnavailable, Fenced: see `Producer`.
+        """
+        await self.producer.flush()
+        if not self.transactional:
+            # It is safe: what is sent from here on may go out while the rest of the checkpoint is done.
+            self.release()
+
+    async def commit(self, positions: Mapping[TopicPartition, Position], consumer: Consumer) -> None:
+        """Commit positions; under exactly once with all that was sent before `hold`.
+
+        Raises:
+            TransactionAborted: none of it is (exactly once).
+            NotOwner: the outputs are out, the positions are not committed (at least once).
+            BrokerUnavailable, Fenced: see `Producer`.
         """
         if self.transactional:
             await self.producer.commit_transaction(positions, consumer)
-        else:
-            await self.producer.flush()
-        # They are safe: what is sent from here on may go out while the rest of the checkpoint is done.
-        self.release()
+            self.release()
+        elif positions:
+            await consumer.commit(positions)
 
 
 class AppOutlet:

@@ -38,6 +38,8 @@ def observed(table: Table[Any, Any]) -> str:
 
 #: Rows that one checkpoint looks at to find expired ones: some milliseconds' worth.
 SWEEP = 2_000
+#: Rows that are written to a store in one turn of the loop: some milliseconds' worth.
+PIECE = 4_000
 #: The mark that says how far a store has come, all tables together: of two copies the greater is ahead.
 ADVANCE = "advance"
 #: The mark with the wall clock, in ms, at which the store last had all that its changelogs had; in one that was
@@ -176,7 +178,7 @@ class TaskState:
         ]
 
     async def write(self, ends: Mapping[TopicPartition, int]) -> None:
-        """The checkpoint is committed: bring it to the store, in another thread.
+        """The checkpoint is committed: bring it to the store.
 
         Args:
             ends: how far the changelogs go by now, and for topics that are changelogs themselves
@@ -200,15 +202,28 @@ class TaskState:
             if rows or marks:
                 marks[ADVANCE] = as_mark(sum(self.upto.values()))
                 marks[WRITTEN] = as_mark(time.time_ns() // 1_000_000)
-                await self._stores.run(self._write, rows, marks)
+                await self._write({name: store_rows(encoded) for name, encoded in rows.items()}, marks)
             for buffer in self.buffers.values():
                 buffer.stored()
             self._encoded = {}
 
-    def _write(
-        self, rows: Mapping[str, list[tuple[bytes, bytes | None, int]]], marks: Mapping[str, bytes | None]
+    async def _write(
+        self, rows: Mapping[str, list[tuple[bytes, bytes | None]]], marks: Mapping[str, bytes | None]
     ) -> None:
-        self.store.write({table: store_rows(encoded) for table, encoded in rows.items()}, marks)
+        """Write rows in pieces, so that others get a turn of the loop between; the marks come with the last.
+
+        Not in another thread: the binding gives up the interpreter's lock for each row, and beside a
+        thread that computes waits for it each time. A crash between two pieces leaves rows whose marks
+        are behind, and these rows are committed: the tail of the changelog brings them again.
+        """
+        last: dict[str, list[tuple[bytes, bytes | None]]] = {}
+        for table, all_rows in rows.items():
+            whole = (len(all_rows) - 1) // PIECE * PIECE
+            for begin in range(0, whole, PIECE):
+                self.store.write({table: all_rows[begin : begin + PIECE]}, {})
+                await asyncio.sleep(0)
+            last[table] = all_rows[whole:]
+        self.store.write(last, marks)
 
     # -- recovery -----------------------------------------------------------------------------
 
@@ -245,10 +260,7 @@ class TaskState:
             if table.versioned is not None:
                 self.buffers[table].observed = max(self.buffers[table].observed, time_of)
                 marks[observed(table)] = as_mark(self.buffers[table].observed)
-            await self._stores.run(self._write_restored, table.name, rows, marks)
-
-    def _write_restored(self, table: str, rows: Replayed, marks: Mapping[str, bytes | None]) -> None:
-        self.store.write({table: store_rows([(key, *row) for key, row in sorted(rows.items())])}, marks)
+            await self._write({table.name: store_rows([(key, *row) for key, row in sorted(rows.items())])}, marks)
 
     async def clear(self, table: Table[Any, Any]) -> None:
         """Remove all rows of a table, that it be restored whole."""

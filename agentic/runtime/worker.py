@@ -11,7 +11,7 @@ from agentic.app import App
 from agentic.brokers.base import Broker, TopicPartition
 from agentic.runtime import changelogs, topics
 from agentic.runtime.assignment import Assignment
-from agentic.runtime.checkpoint import Checkpointer
+from agentic.runtime.checkpoint import Checkpointer, Outcome
 from agentic.runtime.globals import Globals
 from agentic.runtime.identity import Slotfile
 from agentic.runtime.outbox import AppOutlet, Outbox, wall_ms
@@ -180,7 +180,7 @@ class Worker(Part):
         metrics.keep("restore_left", labels, {each: left for each, (left, _) in progress.items()})
         metrics.keep("restore_total", labels, {each: total for each, (_, total) in progress.items()})
 
-    async def _checkpoint_only(self) -> bool:
+    async def _checkpoint_only(self) -> Outcome:
         assert self._checkpointer is not None and self.assignment is not None, "an app with agents has both"
         return await self._checkpointer.checkpoint(self.assignment)
 
@@ -192,7 +192,7 @@ class Worker(Part):
 
     async def checkpoint(self) -> None:
         """Commit all that is finished now; after an undone transaction, read its events again."""
-        if self.assignment is not None and not await self._checkpoint_only():
+        if self.assignment is not None and await self._checkpoint_only() is Outcome.UNDONE:
             await self.assignment.reset()
 
     def _note_failure(self, failure: BaseException) -> None:

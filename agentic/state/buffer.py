@@ -16,7 +16,7 @@ from operator import gt, lt
 from typing import Any, Final, Generic, TypeVar
 
 from agentic.core.versioned import NOTHING_OBSERVED
-from agentic.state.base import Rows, Store
+from agentic.state.base import Store
 from agentic.state.envelope import HEAD, PLAIN, unwrap, wrap
 
 E = TypeVar("E")
@@ -237,6 +237,6 @@ class TableBuffer(Generic[E]):
             self._age()
 
 
-def store_rows(encoded: list[tuple[bytes, bytes | None, int]]) -> Rows:
+def store_rows(encoded: list[tuple[bytes, bytes | None, int]]) -> list[tuple[bytes, bytes | None]]:
     """Return encoded rows as a store takes them."""
     return [(key, None if value is None else wrap(value, timestamp)) for key, value, timestamp in encoded]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from agentic import App, Stream
-from agentic.brokers.base import Consumer, Position, TopicPartition
+from agentic.brokers.base import TopicPartition
 from agentic.brokers.memory import MemoryBroker
 from agentic.errors import BrokerUnavailable, DeliveryFailed, NotOwner, TransactionAborted
 from agentic.runtime.outbox import Outbox
@@ -66,17 +66,17 @@ class Bench:
         return (await self.broker.end_offsets([tp]))[tp]
 
 
-def during_publish(monkeypatch: pytest.MonkeyPatch, before: Any) -> None:
+def during_flush(monkeypatch: pytest.MonkeyPatch, before: Any) -> None:
     """Have `before` awaited, once, in the middle of the next checkpoint."""
-    publish = Outbox.publish
+    flush = Outbox.flush
     calls = iter([before])
 
-    async def instead(self: Outbox, positions: Mapping[TopicPartition, Position], consumer: Consumer) -> None:
+    async def instead(self: Outbox) -> None:
         if (call := next(calls, None)) is not None:
             await call()
-        await publish(self, positions, consumer)
+        await flush(self)
 
-    monkeypatch.setattr(Outbox, "publish", instead)
+    monkeypatch.setattr(Outbox, "flush", instead)
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
@@ -93,7 +93,7 @@ def test_what_is_finished_during_a_checkpoint_belongs_to_the_next(
                 bench.leave.release()
                 await bench.turns()
 
-            during_publish(monkeypatch, finish_another)
+            during_flush(monkeypatch, finish_another)
             await bench.worker.checkpoint()
             assert await bench.committed() == 1
             assignment = bench.worker.assignment
@@ -119,7 +119,7 @@ def test_after_an_undone_transaction_all_is_read_again_and_done_once(monkeypatch
             await bench.send(0, 1)
             bench.leave.release()
             await bench.turns()
-            during_publish(monkeypatch, failing(TransactionAborted("by the test")))
+            during_flush(monkeypatch, failing(TransactionAborted("by the test")))
             await bench.worker.checkpoint()
             assert await bench.committed() is None
             bench.leave.release()
@@ -138,7 +138,7 @@ def test_a_commit_that_does_not_go_through_is_tried_again(monkeypatch: pytest.Mo
             await bench.send(0)
             bench.leave.release()
             await bench.turns()
-            during_publish(monkeypatch, failing(error))
+            during_flush(monkeypatch, failing(error))
             await bench.worker.checkpoint()
             assert await bench.committed() is None
             assignment = bench.worker.assignment
@@ -157,7 +157,7 @@ def test_an_output_that_is_refused_for_good_stops_the_worker_with_nothing_commit
             await bench.send(0)
             bench.leave.release()
             await bench.turns()
-            during_publish(monkeypatch, failing(DeliveryFailed("by the test")))
+            during_flush(monkeypatch, failing(DeliveryFailed("by the test")))
             with pytest.raises(DeliveryFailed):
                 await bench.worker.checkpoint()
         # Not even the last commit of the stop that follows goes past the missing output.

@@ -124,7 +124,14 @@ class EmbeddedBroker:
         self, partitions: Iterable[TopicPartition], *, with_open: bool = False
     ) -> dict[TopicPartition, int]:
         with self._store.view() as view:
-            return {tp: view.bounds(tp)[1] for tp in partitions}
+            ends = {tp: view.bounds(tp)[1] for tp in partitions}
+        if with_open:
+            for client in self._clients:
+                if isinstance(client, TransactionalProducer):
+                    for tp, records in client.open_records().items():
+                        if tp in ends:
+                            ends[tp] += records
+        return ends
 
     async def delete_records(self, offsets: Mapping[TopicPartition, int]) -> None:
         with self._store.change() as change:

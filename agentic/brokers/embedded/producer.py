@@ -207,6 +207,10 @@ class TransactionalProducer(EmbeddedProducer):
             self._epoch = change.next_epoch()
             change.set_epoch(transactional_id, self._epoch)
 
+    def open_records(self) -> dict[TopicPartition, int]:
+        """Return how many records of each partition the open transaction has."""
+        return {tp: len(rows) for tp, rows in self._rows.items()}
+
     def _schedule(self) -> None:
         """Only a commit writes."""
 

@@ -119,10 +119,8 @@ class TransactionalProducer(KafkaProducer):
         await super().ready()
 
     async def flush(self) -> None:
+        # What was refused is told by the commit, which knows what is to become of the transaction.
         await self._flush()
-        if self._fatal is not None:
-            await self._end(_Dead(self._fatal.str()), "flush")
-        self._raise_refused()
 
     async def _flush(self) -> None:
         await self._prepare()
