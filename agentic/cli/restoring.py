@@ -143,20 +143,22 @@ async def progress(app: App) -> None:
 async def _draw(app: App, console: Console) -> None:
     watch = Watch(app.metrics)
     while True:
-        if watch.look(time.monotonic()):
-            await _draw_until_done(app, console, watch)
-        await asyncio.sleep(LOOK_EVERY)
+        if restoring := watch.look(time.monotonic()):
+            await _draw_until_done(app, console, watch, restoring)
+        else:
+            await asyncio.sleep(LOOK_EVERY)
 
 
-async def _draw_until_done(app: App, console: Console, watch: Watch) -> None:
+async def _draw_until_done(app: App, console: Console, watch: Watch, restoring: Sequence[Restoring]) -> None:
     """Return when there is nothing to draw any more, or has to be drawn anew, as the terminal has another size."""
     size = console.size
     try:
         with Live(console=console, auto_refresh=False, transient=True) as screen:
             # While it is drawn, the display stands in for standard error: log lines pass above it, not through.
             setup(app.settings, sys.stderr)
-            while console.size == size and (restoring := watch.look(time.monotonic())):
+            while restoring and console.size == size:
                 screen.update(bars(restoring), refresh=True)
                 await asyncio.sleep(LOOK_EVERY)
+                restoring = watch.look(time.monotonic())
     finally:
         setup(app.settings, sys.__stderr__)
