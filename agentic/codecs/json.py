@@ -20,13 +20,6 @@ from agentic.errors import CodecError, ConfigurationError
 _encoder = msgspec.json.Encoder()
 
 
-def _dumps(value: Any) -> bytes:
-    try:
-        return orjson.dumps(value)
-    except TypeError:
-        return _encode(value)
-
-
 def _encode(value: Any) -> bytes:
     try:
         return _encoder.encode(value)
@@ -58,7 +51,10 @@ class Container:
     def encode(self, value: Any, /) -> bytes:
         if value.__class__ is not self.declared and not isinstance(value, self.declared):
             raise CodecError(f"give a {self.declared.__name__}")
-        return _dumps(value)
+        try:
+            return orjson.dumps(value)
+        except TypeError:
+            return _encode(value)
 
 
 class Typed:
