@@ -1,7 +1,6 @@
 """The points of a worker's life at which it can be ended or stopped, for the test that wants to know what is left then.
 
-The product has no hooks for it. `arm` wraps the step that a point is about, and at its n-th pass
-sends this process a signal that it can't handle.
+The product has no hooks for it. `arm` wraps the step that a point is about, and strikes at its n-th pass.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -117,7 +117,7 @@ def _commits(how: Callable[..., None], strike: Strike) -> None:
 
 
 def _flushes(how: Callable[..., None], strike: Strike) -> None:
-    for producer in (EmbeddedProducer, KafkaProducer):
+    for producer in (EmbeddedProducer, EmbeddedTransactions, KafkaProducer, KafkaTransactions):
         how(strike, producer, "flush", _checkpointing)
 
 
@@ -137,13 +137,11 @@ POINTS: dict[str, Callable[[Strike], None]] = {
     "snapshot-taken": lambda strike: before(strike, TaskState, "take"),
     "rows-taken": lambda strike: after(strike, TaskState, "take"),
     "changelog-begun": _sends,
-    "changelog-sent": lambda strike: before(strike, Outbox, "publish"),
+    "changelog-sent": lambda strike: _flushes(before, strike),
+    "flushed": lambda strike: _flushes(after, strike),
     "before-commit": lambda strike: _producers("commit_transaction", before, strike),
     "within-commit": _within_commit,
     "committed": lambda strike: _producers("commit_transaction", after, strike),
-    "before-flush": lambda strike: _flushes(before, strike),
-    "flushed": lambda strike: _flushes(after, strike),
-    "published": lambda strike: after(strike, Outbox, "publish"),
     "before-ends": lambda strike: _ends(before, strike),
     "ends-known": lambda strike: _ends(after, strike),
     "before-store": lambda strike: before(strike, LmdbStore, "write", _rows),
@@ -163,16 +161,16 @@ POINTS: dict[str, Callable[[Strike], None]] = {
 }
 
 
-def arm(point: str, passes: int, number: signal.Signals) -> None:
-    """Send this process a signal at the n-th pass of a point."""
+def arm(point: str, passes: int, action: Strike) -> None:
+    """Do something at the n-th pass of a point."""
     left = passes
 
     def strike() -> None:
         nonlocal left
         left -= 1
         if left == 0:
-            print(f"{number.name} at {point}", file=sys.stderr, flush=True)
-            os.kill(os.getpid(), number)
+            print(f"at {point}", file=sys.stderr, flush=True)
+            action()
 
     checkpoint = Checkpointer._checkpoint
 
@@ -185,3 +183,13 @@ def arm(point: str, passes: int, number: signal.Signals) -> None:
 
     Checkpointer._checkpoint = within  # type: ignore[method-assign]
     POINTS[point](strike)
+
+
+def arm_by_environment() -> None:
+    """Do at a point what the environment says: send this process a signal, or have no file grow any more."""
+    point, passes, action = os.environ["CHAOS_POINT"], int(os.environ["CHAOS_PASSES"]), os.environ["CHAOS_ACTION"]
+    if action == "full":
+        # Beyond these bytes nothing can be written, nor written over: as on a disk that has no room for another page.
+        arm(point, passes, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (16 << 10, resource.RLIM_INFINITY)))
+    else:
+        arm(point, passes, lambda: os.kill(os.getpid(), signal.Signals[action]))

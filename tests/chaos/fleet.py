@@ -86,6 +86,10 @@ class Fleet:
         """Return the environment of the worker that is about to be started in a slot."""
         return self._env
 
+    def topics(self) -> list[TopicSpec]:
+        """Return what topics are made beside input and output."""
+        return []
+
     def start(self, slot: int) -> None:
         environment = self.environment(slot)
         with open(self._directory / f"worker-{slot}.log", "ab") as log:
@@ -154,7 +158,7 @@ class Fleet:
             # The records carry old timestamps, which a retention of a week would take for long expired.
             keep = {"retention.ms": "-1"}
             await broker.create_topics(
-                [TopicSpec(f"{self.topic}-{end}", PARTITIONS, config=keep) for end in ("in", "out")]
+                [TopicSpec(f"{self.topic}-{end}", PARTITIONS, config=keep) for end in ("in", "out")] + self.topics()
             )
             reader = broker.reader({TopicPartition(f"{self.topic}-out", n): 0 for n in range(PARTITIONS)})
             for slot in range(len(self._slots)):

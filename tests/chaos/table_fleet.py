@@ -11,8 +11,9 @@ import shutil
 from typing import Any
 
 import table_account
-from fleet import KEYS, Fleet
+from fleet import KEYS, PARTITIONS, Fleet
 
+from agentic.brokers.base import TopicSpec
 from agentic.state import lmdb
 
 
@@ -55,6 +56,12 @@ class TableFleet(Fleet):
     def state_dirs(self) -> list[pathlib.Path]:
         return list(dict.fromkeys(self.state_dir(slot) for slot in range(len(self._slots))))
 
+    def topics(self) -> list[TopicSpec]:
+        # Compacted in mid-run: by the second of the records' time, and at once.
+        quick = {"segment.ms": "1000", "min.cleanable.dirty.ratio": "0.01"}
+        names = [f"{self.topic}-{table}-changelog" for table in table_account.TABLES]
+        return [TopicSpec(name, PARTITIONS, compacted=True, config=quick) for name in names]
+
     def environment(self, slot: int) -> dict[str, str]:
         if self._luck.random() < self._forgetful and self.state_dir(slot).exists():
             self._forget(slot)
@@ -87,4 +94,4 @@ def verify(fleet: TableFleet, delivery: str) -> None:
     assert wrong is None, f"{wrong}\n{fleet.logs()}"
     wrong = table_account.wrong_tables(found, table_account.truth(range(fleet.count), KEYS), delivery)
     assert wrong is None, f"{wrong}\n{fleet.logs()}"
-    assert table_account.check_stores(fleet.state_dirs, fleet.topic, changelogs)
+    assert table_account.check_stores(fleet.state_dirs, fleet.topic, changelogs, compacted=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator
 
@@ -41,8 +40,8 @@ async def total(stream: Stream[int]) -> AsyncIterator[tuple[int, int, int]]:
 
 
 if __name__ == "__main__":
-    if armed := os.environ.get("CHAOS_POINT"):
+    if "CHAOS_POINT" in os.environ:
         import crash_points
 
-        crash_points.arm(armed, int(os.environ["CHAOS_PASSES"]), signal.Signals[os.environ["CHAOS_SIGNAL"]])
+        crash_points.arm_by_environment()
     sys.exit(run_worker(app, ends="CHAOS_ENDS" in os.environ))

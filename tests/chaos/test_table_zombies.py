@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import pathlib
 import signal
-import types
-from collections.abc import Iterator
 
 import pytest
 from scene import Scene
@@ -24,37 +21,23 @@ POINTS = [
 LOT = 300
 
 
-@pytest.fixture(params=["local", "kafka"])
-def url(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[str]:
-    if request.param == "local":
-        yield f"local://{tmp_path / 'log'}"
-        return
-    tool: types.ModuleType = request.getfixturevalue("kafka_tool")
-    quick = [
-        "group.consumer.session.timeout.ms=1000",
-        "group.consumer.heartbeat.interval.ms=250",
-        "transaction.abort.timed.out.transaction.cleanup.interval.ms=500",
-    ]
-    yield f"kafka://{tool.held(tmp_path / 'node', os.getpid(), quick)}"
-    tool.release(tmp_path / "node")
-
-
 def test_a_worker_that_stood_still_past_its_session_changes_nothing(url: str, tmp_path: pathlib.Path) -> None:
     extra = {"AGENTIC_SESSION_TIMEOUT": "1s", "AGENTIC_KAFKA": '{"transaction.timeout.ms": 2000}'}
 
     async def work() -> None:
         async with Scene(url, tmp_path, "exactly_once", extra) as scene:
             for point in POINTS:
+                if point == "within-commit" and url.startswith("local"):
+                    continue  # it holds the lock of the log's writers: nobody could take over
                 await scene.send(LOT)
-                zombie = scene.start(state="zombie", point=point, passes=2, number=signal.SIGSTOP)
+                zombie = scene.start(state="zombie", point=point, passes=2, action="SIGSTOP")
                 await scene.stopped(zombie)
                 other = scene.start(state="other")
                 await scene.send(LOT)
                 await scene.all_out(other)
                 zombie.send_signal(signal.SIGCONT)
-                await scene.send(LOT)
-                await scene.all_out(zombie, other)
-                # What it has kept of its former life must not be wrong either.
+                await scene.says(zombie, " assigned ", times=2)
+                # It comes back to what it has kept of its former life, which must not be wrong either.
                 await scene.terminate(other)
                 await scene.send(LOT)
                 await scene.all_out(zombie)
