@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
 
 from agentic import brokers
 from agentic.app import App
 from agentic.brokers.base import Broker, TopicPartition
+from agentic.errors import BrokerUnavailable
 from agentic.runtime import changelogs, topics
 from agentic.runtime.assignment import Assignment
 from agentic.runtime.checkpoint import Checkpointer, Outcome
 from agentic.runtime.globals import Globals
 from agentic.runtime.identity import Slotfile
-from agentic.runtime.outbox import AppOutlet, Outbox, wall_ms
+from agentic.runtime.outbox import AGAIN, AppOutlet, Outbox, wall_ms
 from agentic.runtime.purge import Purge, purgeable
 from agentic.runtime.recovery import Recovery
 from agentic.runtime.services import (
@@ -34,6 +36,8 @@ from agentic.runtime.standby import Standbys
 from agentic.runtime.stores import Stores, stores_for
 
 log = logging.getLogger("agentic.worker")
+
+T = TypeVar("T")
 
 #: A coroutine function that runs beside the worker: the command line's summary, for one.
 Reporter = Callable[[App], Awaitable[None]]
@@ -90,8 +94,8 @@ class Worker(Part):
         """Connect, look at the topics, surround, take in: each step needs the ones before it."""
         app, settings = self.app, self.app.settings
         await self.add_runtime_dependency(BrokerService(self.broker, settings.start_timeout.total_seconds(), self.fail))
-        counts = await topics.ensure(app, self.broker)
-        await changelogs.ensure(app.processors(), counts, self.broker)
+        counts = await self._at_start(lambda: topics.ensure(app, self.broker))
+        await self._at_start(lambda: changelogs.ensure(app.processors(), counts, self.broker))
         exactly_once = settings.delivery == "exactly_once"
         producer = self.broker.producer(transactional_id=self._transactional_id() if exactly_once else None)
         outbox = Outbox(producer, transactional=exactly_once)
@@ -109,6 +113,19 @@ class Worker(Part):
             await self._start_agents(outbox, counts)
         tasks = [(f"task {getattr(fn, '__name__', 'anonymous')!r}", fn) for fn in app.tasks]
         await self.add_runtime_dependency(TasksService(tasks, outlet, self.fail, TASK_TIMEOUT))
+
+    async def _at_start(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask the broker until it answers, but not for ever: one that has only just come up has no leaders yet."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.app.settings.start_timeout.total_seconds()
+        while True:
+            try:
+                return await ask()
+            except BrokerUnavailable as error:
+                if loop.time() + AGAIN > deadline:
+                    raise
+                log.info("asked again until it is answered: %s", error)
+                await asyncio.sleep(AGAIN)
 
     async def _start_agents(self, outbox: Outbox, counts: Mapping[str, int]) -> None:
         app, settings = self.app, self.app.settings

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from agentic import App
-from agentic.brokers.base import TopicSpec
+from agentic import App, Stream
+from agentic.brokers.base import TopicInfo, TopicSpec
 from agentic.brokers.memory import MemoryBroker
-from agentic.errors import TopicExists, UnknownTopic
-from agentic.runtime import topics
+from agentic.errors import BrokerUnavailable, TopicExists, UnknownTopic
+from agentic.runtime import topics, worker
+from agentic.runtime.worker import Worker
 
 
 def app_with_topics(**settings: Any) -> App:
@@ -69,3 +71,54 @@ def test_other_partitions_than_declared_are_taken_and_said(caplog: pytest.LogCap
 
     assert asyncio.run(scenario())["alerts"] == 7
     assert "alerts has 7 partitions, not 2 as declared" in caplog.text
+
+
+class NewlyUp(MemoryBroker):
+    """A broker whose partitions have no leaders yet."""
+
+    refusals = 2
+
+    async def describe_topic(self, name: str) -> TopicInfo:
+        self.refusals -= 1
+        if self.refusals >= 0:
+            raise BrokerUnavailable("not leader")
+        return await super().describe_topic(name)
+
+
+def started_on(broker: NewlyUp, **settings: Any) -> BaseException | None:
+    """Start a worker whose changelog is there; return why it failed, None if it did not."""
+
+    async def scenario() -> BaseException | None:
+        app = app_with_topics(**settings)
+        rows = app.table("rows", key=str, value=int)
+
+        @app.agent(app.topics["orders"])
+        async def look(stream: Stream[Any]) -> None:
+            async for event in stream.events():
+                rows.get(event.key)
+
+        await broker.create_topics([TopicSpec("shop-rows-changelog", 3, compacted=True)])
+        started = Worker(app, broker=broker)
+        try:
+            await started.start()
+        except BrokerUnavailable as error:
+            return error
+        finally:
+            await started.stop()
+        return None
+
+    return asyncio.run(scenario())
+
+
+def test_a_broker_that_has_only_just_come_up_is_asked_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "AGAIN", 0.01)
+    broker = NewlyUp()
+    assert started_on(broker) is None
+    assert broker.refusals < 0
+
+
+def test_a_broker_that_does_not_answer_ends_the_start_in_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "AGAIN", 0.01)
+    broker = NewlyUp()
+    broker.refusals = 1_000_000
+    assert "not leader" in str(started_on(broker, start_timeout=timedelta(milliseconds=100)))
