@@ -100,7 +100,16 @@ class Writer:
         self.consumer = self.broker.consumer("group", ["source"])
         await self.consumer.start(self)
         await self.assigned.wait()
-        pieces = [self.append, self.transact, self.commit, self.replace, self.expire, self.tidy, self.topics]
+        pieces = [
+            self.append,
+            self.transact,
+            self.commit,
+            self.replace,
+            self.expire,
+            self.remove,
+            self.tidy,
+            self.topics,
+        ]
         for _ in range(PIECES):
             await self.random.choice(pieces)()
         await self.consumer.close()
@@ -149,12 +158,25 @@ class Writer:
             await self.producer.flush()
             self._say("expire", 1)
 
+    async def remove(self) -> None:
+        """Some records in each partition, and so many removed from the head of each."""
+        count = self.random.randint(1, 5)
+        for i in range(PARTITIONS * count):
+            self.producer.send("removed", None, b"x", 1, None, i % PARTITIONS)
+        await self.producer.flush()
+        start = self.done["remove"] + count
+        await self.broker.delete_records({TopicPartition("removed", n): start for n in range(PARTITIONS)})
+        self._say("remove", count)
+
     async def tidy(self) -> None:
         topics = self.broker._store.topics
         for _ in self.keeper.compact(TopicPartition("compacted", 0), topics["compacted"]):
             await asyncio.sleep(0)
         for _ in self.keeper.retain(TopicPartition("expiring", 0), topics["expiring"]):
             await asyncio.sleep(0)
+        for n in range(PARTITIONS):
+            for _ in self.keeper.retain(TopicPartition("removed", n), topics["removed"]):
+                await asyncio.sleep(0)
 
     async def topics(self) -> None:
         """There is always the topic with the highest number, and seldom another."""

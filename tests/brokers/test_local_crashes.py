@@ -33,7 +33,7 @@ class Writers:
     def __init__(self, url: str) -> None:
         self.url = url
         self.acknowledged: Counter[str] = Counter(
-            dict.fromkeys(("append", "transact", "commit", "replace", "expire", "topics"), 0)
+            dict.fromkeys(("append", "transact", "commit", "replace", "expire", "remove", "topics"), 0)
         )
         self._server = subprocess.Popen(
             [sys.executable, str(WRITER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -105,9 +105,14 @@ class Checker:
         assert committed.metadata == "m" * committed.offset
         last = {key: int(value) for _, key, value in self._records(broker, TopicPartition("compacted", 0), 0)}
         assert len(last) in (0, KEYS) and len(set(last.values())) <= 1
-        _, end = (await broker.describe_topic("expiring")).offsets[0]
+        _, expired = (await broker.describe_topic("expiring")).offsets[0]
         for offset, _, value in self._records(broker, TopicPartition("expiring", 0), 0):
             assert value == b"%d" % offset
+        removed = await broker.describe_topic("removed")
+        (start,) = {start for start, _ in removed.offsets.values()}
+        for partition, (_, end) in removed.offsets.items():
+            read = [offset for offset, _, _ in self._records(broker, TopicPartition("removed", partition), 0)]
+            assert read == list(range(start, end))
         made = [int(name.removeprefix("topic-")) for name in await broker.topics() if name.startswith("topic-")]
         self._count_bytes(broker)
         return {
@@ -115,7 +120,8 @@ class Checker:
             "transact": ends,
             "commit": committed.offset,
             "replace": max(last.values(), default=-1) + 1,
-            "expire": end,
+            "expire": expired,
+            "remove": start,
             "topics": max(made, default=-1) + 1,
         }
 
@@ -156,6 +162,7 @@ def writers(tmp_path: Path) -> Iterator[Writers]:
                 TopicSpec("transacted", PARTITIONS),
                 TopicSpec("compacted", 1, compacted=True),
                 TopicSpec("expiring", 1, retention_bytes=2_000),
+                TopicSpec("removed", PARTITIONS),
             ]
         )
         producer = broker.producer()
