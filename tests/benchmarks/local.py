@@ -6,6 +6,9 @@
     local.py latency [--seconds 10]         2,000 events/s through a worker on local://: p50 and p99 in ms
     local.py scale [--broker URL]           a CPU-bound agent: events/s of two processes over those of one
     local.py flat [--events 10000000]       a worker's own resident memory after each million events
+    local.py flat --work count              the same while it counts by 10,000 keys in a table
+    local.py stops [--broker URL] [--events 3000000]   exactly once, counting: the longest stop in each second
+    local.py scans [--events 1000000]       rows/s of items() and of ranges of 100 rows, in a table of so many rows
     local.py costs [--broker URL]           import time, time until a worker is ready, its idle memory
     local.py all
 
@@ -32,8 +35,9 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from agentic import App, Stream, brokers  # noqa: E402
+from agentic import App, Stream, Topic, brokers  # noqa: E402
 from agentic.brokers.base import Broker, TopicPartition, TopicSpec  # noqa: E402
+from agentic.runtime.worker import Worker  # noqa: E402
 
 PARTITIONS = 4
 RATE = 2_000
@@ -45,8 +49,11 @@ VALUE = b'{"page":"/shop/item-%04d?from=mail","user":"user-%06d","ms":%d,"n":%d,
 def app_of(work: str) -> App:
     """The app that a worker process of ours runs; broker and state come from the environment."""
     app = App(os.environ.get("BENCH_NAME", "bench"), log_level="info")
-    source = app.topic("bench-in", value=dict)
-    sink = app.topic("bench-out", value=dict)
+    source = app.topic("bench-in", key=str, value=dict)
+    sink = app.topic("bench-out", key=str, value=dict)
+    if work in ("count", "stops", "scans"):
+        counting(app, source, sink, work)
+        return app
 
     @app.agent(source, to=sink)
     async def double(stream: Stream[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
@@ -59,11 +66,41 @@ def app_of(work: str) -> App:
     return app
 
 
+def counting(app: App, source: Topic[str, Any], sink: Topic[str, Any], work: str) -> None:
+    counts = app.table("counts", key=str, value=int, default=int)
+    stops: list[float] = []
+    # One for all tasks: while one of them works, the worker does not stand still.
+    last, second, longest = time.perf_counter(), 0.0, 0.0
+
+    @app.agent(source, to=sink)
+    async def count(stream: Stream[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+        nonlocal last, second, longest
+        async for _ in stream:
+            key = stream.event.key
+            counts[key] += 1
+            if work == "stops":
+                now = time.perf_counter()
+                longest = max(longest, now - last)
+                last = now
+                if now - second >= 1:
+                    stops.append(longest)
+                    second, longest = now, 0.0
+            yield {"n": counts[key]}
+
+    @app.lifespan
+    async def report() -> AsyncIterator[None]:
+        yield
+        # The first seconds have the start in them, the last one the wait for the end.
+        at = pathlib.Path(os.environ["BENCH_REPORT"])
+        await asyncio.to_thread(at.write_text, json.dumps(stops[3:-1]))
+
+
 class Place:
     """A broker with the two topics, and worker processes on it."""
 
     def __init__(self, url: str, directory: pathlib.Path, name: str) -> None:
         self.url, self.directory, self.name = url, directory, name
+        self.report = directory / "report"
 
     def worker(self, work: str = "map") -> subprocess.Popen[bytes]:
         env = {
@@ -71,7 +108,9 @@ class Place:
             "AGENTIC_BROKER": self.url,
             "AGENTIC_STATE_DIR": str(self.directory / "state"),
             "AGENTIC_CREATE_TOPICS": "true",
+            "AGENTIC_DELIVERY": "exactly_once" if work == "stops" else "at_least_once",
             "BENCH_NAME": self.name,
+            "BENCH_REPORT": str(self.report),
         }
         return subprocess.Popen([sys.executable, __file__, "serve", work], env=env, stderr=subprocess.PIPE)
 
@@ -227,7 +266,7 @@ def latency(options: argparse.Namespace) -> dict[str, object]:
         async def sender() -> None:
             broker = brokers.connect(os.environ["AGENTIC_BROKER"])
             await broker.open(10)
-            await send(broker, float(options.work))
+            await send(broker, float(options.served))
             await broker.close()
 
         asyncio.run(sender())
@@ -275,7 +314,7 @@ def flat(options: argparse.Namespace) -> dict[str, object]:
     async def measure() -> list[float]:
         with place(options.broker) as at:
             broker = await opened(at.url)
-            process = at.worker()
+            process = at.worker(options.work)
             step, taken = 1_000_000, []
             try:
                 await asyncio.to_thread(ready, process)
@@ -317,30 +356,93 @@ def costs(options: argparse.Namespace) -> dict[str, object]:
     }
 
 
+def stops(options: argparse.Namespace) -> dict[str, object]:
+    async def measure() -> list[float]:
+        with place(options.broker) as at:
+            broker = await opened(at.url)
+            await fill(broker, 0, options.events)
+            process = at.worker("stops")
+            try:
+                while await size(broker) < options.events:
+                    await asyncio.sleep(0.2)
+            finally:
+                stop(process)
+                await broker.close()
+            return sorted(json.loads(at.report.read_text()))
+
+    taken = asyncio.run(measure())
+    quantiles = {f"p{q}_ms": round(1000 * taken[min(len(taken) - 1, len(taken) * q // 100)], 1) for q in (50, 99)}
+    return {"seconds": len(taken), **quantiles, "longest_ms": round(1000 * taken[-1], 1)}
+
+
+def scans(options: argparse.Namespace) -> dict[str, object]:
+    app = App("scans", broker="local://unused")
+    source = app.topic("in", key=str)
+    rows = app.table("rows", key=str, value=int, check_keys=False)
+    found: dict[str, object] = {}
+
+    @app.agent(source)
+    async def scan(stream: Stream[Any]) -> None:
+        async for _ in stream:
+            began = time.perf_counter()
+            n = sum(1 for _ in rows.items())
+            found["items_rows_per_s"] = round(n / (time.perf_counter() - began))
+            began, n = time.perf_counter(), 0
+            for first in range(0, options.events, 1_000):
+                n += len(list(rows.range(f"key-{first:012d}", f"key-{first + 100:012d}")))
+            found["ranges_rows_per_s"] = round(n / (time.perf_counter() - began))
+
+    async def measure() -> None:
+        with tempfile.TemporaryDirectory(prefix="bench-scans-") as directory:
+            app.configure(broker=f"local://{directory}/log", state_dir=f"{directory}/state", topic_partitions="1")
+            worker = Worker(app)
+            await worker.start()
+            assert worker.assignment is not None
+            while not worker.assignment.states():
+                await asyncio.sleep(0.01)
+            (state,) = worker.assignment.states()
+            for first in range(0, options.events, 100_000):
+                keys = range(first, min(options.events, first + 100_000))
+                await state.restore(rows, {f"key-{n:012d}".encode(): (b"%d" % n, n) for n in keys}, 0)
+            producer = worker.broker.producer()
+            producer.send("in", b"x", b"1", 0)
+            await producer.flush()
+            await producer.close()
+            await worker.used_up()
+            await worker.stop()
+
+    asyncio.run(measure())
+    return found
+
+
 async def _made(url: str) -> None:
     await (await opened(url)).close()
 
 
-COMMANDS = {"appends": appends, "map": map_, "latency": latency, "scale": scale, "flat": flat, "costs": costs}
+COMMANDS = {"appends": appends, "map": map_, "latency": latency, "scale": scale, "flat": flat}
+#: Events of the commands that need more than the others.
+EVENTS = {"flat": 10_000_000, "stops": 3_000_000, "scans": 1_000_000}
+COMMANDS |= {"stops": stops, "scans": scans, "costs": costs}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=[*COMMANDS, "all", "serve", "sender"])
-    parser.add_argument("work", nargs="?", default="map", help=argparse.SUPPRESS)
+    parser.add_argument("served", nargs="?", default="map", help=argparse.SUPPRESS)
     parser.add_argument("--records", type=int, default=600_000)
     parser.add_argument("--events", type=int)
+    parser.add_argument("--work", dest="work", choices=["map", "count"], default="map", help="for flat")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--broker", help="kafka://HOST:PORT in place of a fresh embedded log")
     options = parser.parse_args()
     if options.command == "serve":
-        sys.exit(app_of(options.work).run())
+        sys.exit(app_of(options.served).run())
     if options.command == "sender":
         latency(options)
         return
     asked = options.events
     for name in COMMANDS if options.command == "all" else [options.command]:
-        options.events = asked or (10_000_000 if name == "flat" else 400_000)
+        options.events = asked or EVENTS.get(name, 400_000)
         print(json.dumps({"measured": name, **COMMANDS[name](options)}), flush=True)
 
 
