@@ -205,9 +205,17 @@ class Scene:
             gone = [worker for worker in workers if worker.poll() is not None]
             if gone or time.monotonic() > deadline:
                 missing = sorted(set(range(self.sent)) - set(self.said))
-                raise AssertionError(
-                    f"{len(missing)} numbers did not come, from {missing[:10]} on:{self._told(*workers)}"
-                )
+                where = f"from {missing[:10]} on\n{await self._where()}"
+                raise AssertionError(f"{len(missing)} numbers did not come, {where}{self._told(*workers)}")
+
+    async def _where(self) -> str:
+        """How far everything has come, for who has to find out why something did not."""
+        lines = [f"group: {await self._broker.describe_group(self.app)}", f"read so far: {self._reached}"]
+        for end in ("in", "out"):
+            tps = self._topic(end)
+            lines.append(f"{end} ends: {list((await self._broker.end_offsets(tps)).values())}")
+            lines.append(f"{end} with open: {list((await self._broker.end_offsets(tps, with_open=True)).values())}")
+        return "\n".join(lines)
 
     async def _read_on(self) -> None:
         """Read what is committed by now."""

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.chaos
 
 BOTH = pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 #: Of a worker whose state directory is gone nobody knows the transactional id: its transaction has to time out.
-FORGETFUL = {"AGENTIC_KAFKA": '{"transaction.timeout.ms": 2000}'}
+FORGETFUL = {"AGENTIC_KAFKA": '{"transaction.timeout.ms": 2000, "socket.timeout.ms": 1500}'}
 
 
 @pytest.fixture

@@ -22,7 +22,10 @@ LOT = 300
 
 
 def test_a_worker_that_stood_still_past_its_session_changes_nothing(url: str, tmp_path: pathlib.Path) -> None:
-    extra = {"AGENTIC_SESSION_TIMEOUT": "1s", "AGENTIC_KAFKA": '{"transaction.timeout.ms": 2000}'}
+    extra = {
+        "AGENTIC_SESSION_TIMEOUT": "1s",
+        "AGENTIC_KAFKA": '{"transaction.timeout.ms": 2000, "socket.timeout.ms": 1500}',
+    }
 
     async def work() -> None:
         async with Scene(url, tmp_path, "exactly_once", extra) as scene:

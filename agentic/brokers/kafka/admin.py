@@ -101,7 +101,13 @@ class Admin:
         answers = {}
         for partition, future in futures.items():
             tp = TopicPartition(partition.topic, partition.partition)
-            answers[tp] = (await self._answer(future, f"offsets of {tp}")).offset
+            try:
+                answers[tp] = (await self._answer(future, f"offsets of {tp}")).offset
+            except UnknownTopic as problem:
+                # librdkafka says the same where no partition has a leader for now: its broker is about to come back.
+                if tp in await self._partitions(tp.topic):
+                    raise BrokerUnavailable(f"{self._url}: {tp} has no leader for now; is its broker up?") from problem
+                raise
         return answers
 
     async def end_offsets(
