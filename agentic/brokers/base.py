@@ -110,13 +110,17 @@ class TopicSpec:
 
 @dataclass(frozen=True)
 class TopicInfo:
-    """A topic as it is: ``offsets[n]`` is partition n's (start, end)."""
+    """A topic as it is: ``offsets[n]`` is partition n's (start, end).
+
+    The `id` is another one when a topic is deleted and one of the same name made.
+    """
 
     name: str
     offsets: Mapping[int, tuple[int, int]]
     retention_ms: int | None = None
     retention_bytes: int | None = None
     compacted: bool = False
+    id: str = ""
 
     @property
     def partitions(self) -> int:

@@ -61,6 +61,8 @@ class MemoryStore:
         self.records = Signal()
         self.members = Signal()
         self.specs: dict[str, TopicSpec] = {}
+        self.ids: dict[str, int] = {}
+        self.last_id = 0
         self.logs: dict[TopicPartition, Log] = {}
         self.memberships: dict[str, Membership] = {}
         self.committed: dict[str, dict[TopicPartition, Position]] = {}
@@ -104,7 +106,9 @@ class MemoryView:
         if spec is None:
             raise UnknownTopic(f"{self._store.name}: no topic {topic!r}; see 'agentic topics list'")
         offsets = {n: self.bounds(TopicPartition(topic, n)) for n in range(spec.partitions)}
-        return TopicInfo(topic, offsets, spec.retention_ms, spec.retention_bytes, spec.compacted)
+        return TopicInfo(
+            topic, offsets, spec.retention_ms, spec.retention_bytes, spec.compacted, str(self._store.ids[topic])
+        )
 
     def _log(self, tp: TopicPartition) -> Log:
         log = self._store.logs.get(tp)
@@ -195,6 +199,8 @@ class MemoryChange(MemoryView):
         store = self._store
         for name, spec in self._created.items():
             store.specs[name] = spec
+            store.last_id += 1
+            store.ids[name] = store.last_id
             store.logs.update({TopicPartition(name, n): Log() for n in range(spec.partitions)})
         for name in self._deleted:
             for n in range(store.specs.pop(name).partitions):

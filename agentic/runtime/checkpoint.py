@@ -169,7 +169,7 @@ class Checkpointer:
 
     async def _ends(self, states: Sequence[TaskState]) -> dict[TopicPartition, int]:
         """How far the changelogs go that the checkpoint has written to."""
-        logs = [tp for state in states for tp in state.logs()]
+        logs = [tp for state in states for tp in state.logged()]
         # What is open there is ours.
         return await self._broker.end_offsets(logs, with_open=True) if logs else {}
 

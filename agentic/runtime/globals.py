@@ -80,7 +80,7 @@ class Copy:
         else:
             low = low if start is MISSING else self.table.encode_key(keys.encode, start)
             high = high if stop is MISSING else self.table.encode_key(keys.encode, stop)
-        for raw, entry, _ in self._buffer.scan({}, low, high, reverse=reverse):
+        for raw, entry in self._buffer.pairs({}, low, high, reverse=reverse):
             yield keys.decode(raw), entry if value_of is None else value_of(entry)
 
     def count(self) -> int:

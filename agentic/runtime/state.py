@@ -31,6 +31,11 @@ def upto(table: Table[Any, Any]) -> str:
     return f"upto/{table.name}"
 
 
+def log_of(table: Table[Any, Any]) -> str:
+    """Return the name of the mark with the id of the changelog that a table's rows are of."""
+    return f"log/{table.name}"
+
+
 def observed(table: Table[Any, Any]) -> str:
     """Return the name of the mark with the stream time of a table with versions."""
     return f"observed/{table.name}"
@@ -94,6 +99,10 @@ class TaskState:
         }
         #: For each table whose rows expire, the key from which the next look for such rows begins.
         self._swept: dict[Table[Any, Any], bytes] = {}
+        #: For each table the id of the changelog that the rows are of.
+        self.logs: dict[Table[Any, Any], str] = {
+            table: mark.decode() for table in tables if (mark := store.mark(log_of(table))) is not None
+        }
         self._writing = asyncio.Lock()
         for table, buffer in self.buffers.items():
             if table.versioned is not None:
@@ -169,7 +178,7 @@ class TaskState:
                 wire = key if keys.identity else keys.to_wire(key)
                 yield (topic, wire, value, timestamp, None, self.partition)
 
-    def logs(self) -> list[TopicPartition]:
+    def logged(self) -> list[TopicPartition]:
         """Return the changelog partitions to which the checkpoint writes."""
         return [
             TopicPartition(topic, self.partition)
@@ -195,7 +204,7 @@ class TaskState:
                 end = ends.get(TopicPartition(table.changelog_topic or "", self.partition))
                 if end is not None and end != self.upto.get(table):
                     self.upto[table] = end
-                    marks[upto(table)] = as_mark(end)
+                    marks |= {upto(table): as_mark(end), log_of(table): self.logs.get(table, "").encode()}
             for table, time_of in self._observed.items():
                 marks[observed(table)] = as_mark(time_of)
             rows = {table.name: encoded for table, encoded in self._encoded.items() if encoded}
@@ -252,6 +261,7 @@ class TaskState:
             self.upto[table] = position
             marks: dict[str, bytes | None] = {
                 upto(table): as_mark(position),
+                log_of(table): self.logs.get(table, "").encode(),
                 ADVANCE: as_mark(sum(self.upto.values())),
             }
             # A store that is behind has not seen all deletions: its age counts from when it last had.

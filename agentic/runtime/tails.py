@@ -31,12 +31,16 @@ Committed = Callable[[Iterable[TopicPartition]], Awaitable[Mapping[TopicPartitio
 
 @dataclass(frozen=True)
 class Changelog:
-    """The changelog of one table in one task: its partition, where that starts, and where the table is complete."""
+    """The changelog of one table in one task: its partition, where that starts, and where the table is complete.
+
+    The topic's `id` tells it from one of the same name that was there before.
+    """
 
     table: Table[Any, Any]
     tp: TopicPartition
     start: int
     end: int
+    id: str
 
 
 async def changelogs(
@@ -55,17 +59,15 @@ async def changelogs(
     }
     ends = await broker.end_offsets(own.values(), with_open=True) if own else {}
     for table, tp in own.items():
-        found.append(Changelog(table, tp, await _start(broker, tp), ends[tp]))
+        info = await broker.describe_topic(tp.topic)
+        found.append(Changelog(table, tp, info.offsets[partition][0], ends[tp], info.id))
     for table in tables:
         if table.source is not None:
             tp = TopicPartition(table.source.name, partition)
             if (end := end_of_source(table, (await committed([tp])).get(tp))) is not None:
-                found.append(Changelog(table, tp, await _start(broker, tp), end))
+                info = await broker.describe_topic(tp.topic)
+                found.append(Changelog(table, tp, info.offsets[partition][0], end, info.id))
     return found
-
-
-async def _start(broker: Broker, tp: TopicPartition) -> int:
-    return (await broker.describe_topic(tp.topic)).offsets[tp.partition][0]
 
 
 def end_of_source(table: Table[Any, Any], committed: Position | None) -> int | None:
@@ -87,14 +89,18 @@ async def begin(state: TaskState, changelog: Changelog) -> int:
     if at is None:
         await state.clear(table)
         at = changelog.start
+    state.logs[table] = changelog.id
     return at
 
 
 def _why_whole(state: TaskState, at: int, changelog: Changelog) -> str | None:
+    table = changelog.table
+    if state.logs.get(table, changelog.id) != changelog.id:
+        return "its changelog was deleted, and another one made"
     if at < changelog.start:
         return f"its changelog begins at {changelog.start} by now, and the local store stands at {at}"
     # A source goes on beyond what was committed of it, and at least once a store may be ahead of that.
-    if at > changelog.end and changelog.table.source is None:
+    if at > changelog.end and table.source is None:
         return f"its changelog ends at {changelog.end}, and the local store stands at {at}: it was of another one"
     written = number(state.store.mark(WRITTEN))
     if at < changelog.end and written is not None and time.time_ns() // 1_000_000 - written > TOMBSTONES_KEPT:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from agentic import App, Stream
+from agentic.brokers.base import TopicPartition, TopicSpec
+from agentic.brokers.memory import MemoryBroker
 from agentic.errors import (
     AgentFailed,
     CodecError,
@@ -18,6 +20,9 @@ from agentic.errors import (
     TableUnavailable,
     WrongPartition,
 )
+from agentic.runtime.stores import MemoryStores
+from agentic.runtime.worker import Worker
+from agentic.state.base import Store
 from agentic.table import Table
 from agentic.testing import TestDriver
 from agentic.topic import Topic
@@ -502,3 +507,55 @@ def test_an_agent_can_have_its_work_committed_before_it_goes_on() -> None:
             driver.send(numbers, n, key="a")
         assert committed == [0, 1, 2]
         assert driver.table(totals) == {"a": 3}
+
+
+def test_rows_of_a_changelog_that_was_deleted_are_not_taken_for_those_of_the_next() -> None:
+    class Kept(MemoryStores):
+        """Stores that outlive their worker, as those on disk do."""
+
+        def __init__(self) -> None:
+            self.stores: dict[str, Store] = {}
+
+        async def open(self, task: str, tables: Any) -> Store:
+            if task not in self.stores:
+                self.stores[task] = await super().open(task, tables)
+            return self.stores[task]
+
+    app, numbers, _, totals = counting()
+    log = "counting-totals-changelog"
+
+    async def scenario() -> dict[str, int]:
+        url, kept = "memory://another-changelog", Kept()
+        broker = MemoryBroker(url, {})
+        await broker.open(1)
+
+        async def run(*records: int) -> dict[str, int]:
+            worker = Worker(app, broker=MemoryBroker(url, {}), stores=kept)
+            await worker.start()
+            producer = broker.producer()
+            for n in records:
+                producer.send(numbers.name, b"a", b"%d" % n, 0, None, 0)
+            await producer.flush()
+            await producer.close()
+            await worker.used_up()
+            assert worker.assignment is not None
+            rows = {key: value for state in worker.assignment.states() for _, key, value in state.rows(totals)}
+            await worker.stop()
+            assert worker.failure is None
+            return rows
+
+        assert await run(1, 2) == {"a": 3}
+        # The new one is as long as the old one was: only its id tells.
+        (end,) = (await broker.end_offsets([TopicPartition(log, 0)])).values()
+        await broker.delete_topics([log])
+        await broker.create_topics([TopicSpec(log, 3, compacted=True)])
+        producer = broker.producer()
+        for _ in range(end):
+            producer.send(log, b"a", b"40", 0, None, 0)
+        await producer.flush()
+        await producer.close()
+        rows = await run(2)
+        await broker.close()
+        return rows
+
+    assert asyncio.run(scenario()) == {"a": 42}

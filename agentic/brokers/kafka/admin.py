@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import confluent_kafka as ck
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     ConfigResource,
@@ -73,12 +73,15 @@ class Admin:
         starts, ends = await asyncio.gather(self.offsets(tps, EARLIEST), self.offsets(tps, LATEST))
         resource = ConfigResource(ResourceType.TOPIC, name)
         values = await self._one(self._client.describe_configs([resource], request_timeout=REQUEST), f"topic {name!r}")
+        asked = self._client.describe_topics(TopicCollection([name]), request_timeout=REQUEST)
+        description = await self._one(asked, f"topic {name!r}")
         return TopicInfo(
             name,
             {tp.partition: (starts[tp], ends[tp]) for tp in tps},
             _limit(values["retention.ms"].value),
             _limit(values["retention.bytes"].value),
             "compact" in values["cleanup.policy"].value,
+            str(description.topic_id),
         )
 
     async def _partitions(self, name: str) -> list[TopicPartition]:

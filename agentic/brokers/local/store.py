@@ -162,7 +162,7 @@ class LocalView:
     def describe(self, topic: str) -> TopicInfo:
         row = self._topic(topic)
         offsets = {n: self.bounds(TopicPartition(topic, n)) for n in range(row.partitions)}
-        return TopicInfo(topic, offsets, row.retention_ms, row.retention_bytes, row.compacted)
+        return TopicInfo(topic, offsets, row.retention_ms, row.retention_bytes, row.compacted, str(row.id))
 
     def locate(self, tp: TopicPartition) -> tuple[int, PartitionRow]:
         """The topic's id and the partition's row. Raises `UnknownTopic`."""
