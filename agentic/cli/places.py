@@ -132,8 +132,8 @@ async def bounds_of(
 ) -> list[Bounds] | None:
     """Return for each partition which part of the changelog the table consists of; None without a changelog.
 
-    A changelog that was not made yet has nothing. Of a topic that fills a table, what is not
-    committed is yet to come to it.
+    A changelog that was not made yet has nothing. Of a topic that fills a table, what the table's own
+    reading has not committed is yet to come to it.
     """
     topic = table.changelog_topic
     if topic is None:
@@ -145,12 +145,14 @@ async def bounds_of(
             f"changelog {topic!r} has {known[topic]} partitions, and topic {place.topic!r} {place.partitions}; "
             "'agentic reset' deletes it with the app's state"
         )
+    from agentic.runtime.tails import end_of_source
+
     offsets = (await broker.describe_topic(topic)).offsets
     if table.source is None:
         return [Bounds(*offsets[n]) for n in range(place.partitions)]
     positions = (await broker.describe_group(app.name)).positions
     taken = [positions.get(TopicPartition(topic, n)) for n in range(place.partitions)]
-    return [Bounds(offsets[n][0], 0 if at is None else at.offset) for n, at in enumerate(taken)]
+    return [Bounds(offsets[n][0], end_of_source(table, at) or 0) for n, at in enumerate(taken)]
 
 
 @contextmanager

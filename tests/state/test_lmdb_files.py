@@ -135,7 +135,7 @@ def set_format(directory: Path, version: int) -> None:
 def test_a_newer_format_is_refused_and_not_touched(filled: Path) -> None:
     set_format(filled, meta.FORMAT + 1)
     for opened in (open_store, LmdbStore.open_readonly):
-        with pytest.raises(StorageCorrupt, match="written by a newer agentic") as caught:
+        with pytest.raises(StateMismatch, match="written by a newer agentic") as caught:
             opened(filled)
         assert str(filled) in str(caught.value)
     set_format(filled, meta.FORMAT)

@@ -79,8 +79,8 @@ def settle(env: Any, path: Path, identity: Mapping[str, str], tables: Mapping[st
     All of it is one transaction.
 
     Raises:
-        StateMismatch: of another app or task, or with a table that was declared otherwise.
-        StorageCorrupt: of another program, of a newer format.
+        StateMismatch: of another app or task, with a table that was declared otherwise, or of a newer format.
+        StorageCorrupt: of another program.
     """
     with env.begin(write=True) as txn:
         names = {bytes(name) for name in txn.cursor().iternext(values=False)}
@@ -124,7 +124,7 @@ def _version(txn: Any, db: Any, path: Path) -> int:
         raise _foreign(path)
     version: int = _u32.unpack(found)[0]
     if version > FORMAT:
-        raise StorageCorrupt(
+        raise StateMismatch(
             f"{path}: the state has format {version}, written by a newer agentic, and this one reads up to {FORMAT};"
             " upgrade agentic, or give another state_dir"
         )

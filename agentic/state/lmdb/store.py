@@ -124,8 +124,8 @@ class LmdbStore:
             resident_limit: bytes of files in resident memory above which pages are given back.
 
         Raises:
-            StateMismatch: it belongs to another app or task, or a table to another declaration.
-            StorageCorrupt: damaged, of another program, or of a newer format.
+            StateMismatch: it belongs to another app or task, a table to another declaration, or its format is newer.
+            StorageCorrupt: damaged, or of another program.
             StorageFull: no space to make it.
             BrokerError: the directory can't be made, read or written.
         """
@@ -144,7 +144,8 @@ class LmdbStore:
         While one of its iterators is open, the worker's file grows by what it writes: be quick.
 
         Raises:
-            StorageCorrupt: damaged, of another program, of a newer format, or left open when the machine went down.
+            StateMismatch: of a newer format.
+            StorageCorrupt: damaged, of another program, or left open when the machine went down.
             BrokerError: there is none, or it can't be read.
         """
         store = cls(Path(directory), readonly=True, map_size=None, resident_limit=RESIDENT_LIMIT)
