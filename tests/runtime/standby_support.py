@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any, TypeVar, TypeVarTuple
 
 import pytest
@@ -96,10 +97,10 @@ class Nobody:
     async def on_lost(self, partitions: Sequence[TopicPartition]) -> None: ...
 
 
-def one_task(source: bool = False) -> App:
+def one_task(source: bool = False, versioned: timedelta | None = None) -> App:
     app = App("app", standbys=1, topic_partitions=1)
     events = app.topic("events", key=str, value=int)
-    rows = app.table("rows", key=str, value=int, source=events if source else None)
+    rows = app.table("rows", key=str, value=int, source=events if source else None, versioned=versioned)
     more = app.table("more", key=str, value=int)
     others = app.topic("others", key=str) if source else events
 
@@ -120,9 +121,14 @@ class Keeper:
         self.owner = owner
         self.stores = stores
         self.consumer = broker.consumer("app", [topic.name for topic in app.sources()])
+        self.standbys = self.standbys_of(stores)
+
+    def standbys_of(self, stores: MemoryStores) -> Standbys:
+        """Return what keeps standbys in these stores."""
+        app = self.app
         counts = {topic.name: 1 for topic in app.sources()}
-        self.standbys = Standbys(
-            app.processors(), broker, stores, self.consumer, app.metrics, app.settings, partitions=counts
+        return Standbys(
+            app.processors(), self.broker, stores, self.consumer, app.metrics, app.settings, partitions=counts
         )
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -95,6 +96,33 @@ def test_a_table_that_a_topic_fills_is_kept_up_to_what_is_committed_and_no_furth
                 await keeper.has(committed, tp)
                 assert values(stores.stores["events-0"]) == {b"%d" % n: b"%d" % n for n in range(committed)}
             await producer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_table_with_versions_is_the_same_whether_it_is_followed_or_read_at_once() -> None:
+    async def scenario() -> None:
+        broker, followed, at_once = MemoryBroker(), SharedStores(), SharedStores()
+        app = one_task(source=True, versioned=timedelta(milliseconds=10))
+        tp = TopicPartition("events", 0)
+        async with keeping(broker, app, followed) as keeper:
+            producer = broker.producer()
+            for n in range(60):
+                value = None if n % 7 == 0 else b"%d" % n
+                # Out of order within the history, and now and then out of it.
+                producer.send("events", b"%d" % (n % 4), value, 1_000 + n - (n % 5) * 4, partition=0)
+            await producer.flush()
+            await producer.close()
+            for committed in (1, 20, 21, 45, 60):
+                await keeper.owner.commit({tp: Position(committed)})
+                await keeper.has(committed, tp)
+            await keeper.standbys.stop()
+            keeper.standbys = keeper.standbys_of(at_once)
+            keeper.standbys.start(lambda: False)
+            await keeper.has(60, tp)
+        whole = dict(at_once.stores["events-0"].scan("rows"))
+        assert len(whole) == 4
+        assert dict(followed.stores["events-0"].scan("rows")) == whole
 
     asyncio.run(scenario())
 

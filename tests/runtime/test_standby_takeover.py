@@ -147,8 +147,10 @@ def records(lines: Iterable[str]) -> int:
     return sum(int(line.rpartition(": ")[2].split()[0]) for line in lines)
 
 
-@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
-@pytest.mark.parametrize("kind", ["local", pytest.param("kafka", marks=pytest.mark.kafka)])
+@pytest.mark.parametrize(
+    ("kind", "delivery"),
+    [("local", "at_least_once"), pytest.param("kafka", "exactly_once", marks=pytest.mark.kafka)],
+)
 def test_a_standby_shortens_the_takeover(
     kind: str, delivery: str, request: pytest.FixtureRequest, tmp_path: pathlib.Path
 ) -> None:
