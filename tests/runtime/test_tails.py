@@ -49,16 +49,17 @@ def test_the_part_of_a_batch_between_two_offsets(start: int, stop: int, offsets:
     assert tails.part(batch, start, stop) == (expected, expected, offsets)
 
 
-def lacking(start: int, end: int, *, at: int, age: int = 0) -> tuple[int, int]:
+def lacking(start: int, end: int, *, at: int, age: int = 0, log: str = "this") -> tuple[int, int]:
     """Return from where a store that stands at `at` needs its changelog, and how many rows it has then."""
 
     async def scenario() -> tuple[int, int]:
         table: Table[str, int] = App("app").table("table", key=str, value=int)
         store = MemoryStore()
         state = TaskState("log-0", 0, 1, [table], store, stores=MemoryStores())
+        state.logs[table] = log
         await state.restore(table, {b"k": (b"1", 1)}, at)
         store.write({}, {WRITTEN: as_mark(time.time_ns() // 1_000_000 - age)})
-        found = await tails.begin(state, tails.Changelog(table, TP, start, end))
+        found = await tails.begin(state, tails.Changelog(table, TP, start, end, "this"))
         return found, store.count("table")
 
     return asyncio.run(scenario())
@@ -78,6 +79,7 @@ def test_a_store_that_may_have_missed_deletions_needs_all() -> None:
 def test_a_store_of_another_changelog_needs_all() -> None:
     assert lacking(5, 10, at=4) == (5, 0)
     assert lacking(0, 3, at=4) == (0, 0)
+    assert lacking(0, 10, at=4, log="former") == (0, 0)
 
 
 def test_a_store_that_is_being_restored_keeps_the_age_of_what_it_had() -> None:
