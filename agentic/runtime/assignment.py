@@ -281,6 +281,7 @@ class Assignment:
             snapshot = source.ledger.snapshot()
             positions[tp] = None if snapshot is None else Position(*snapshot)
         begun = {tp: source.first for tp, source in stays.items()}
+        self._consumer.pause(list(stays))
         for task in ended:
             await self._drop(task)
         await self._begin_at(positions, begun)
@@ -312,6 +313,8 @@ class Assignment:
             await self._read_again()
 
     async def _read_again(self) -> None:
+        # What comes now would find no source, and not come again.
+        self._consumer.pause(list(self.sources))
         for task in self.tasks.values():
             await task.cancel()
         for task in self.tasks.values():
@@ -338,7 +341,7 @@ class Assignment:
     ) -> None:
         """Take up owned partitions at these positions; without one, where reading had begun.
 
-        The sources come after the seek: until then what the consumer hands over is of no use, and dropped.
+        The consumer has been told to pause them, and keeps what comes after the seek until they have their sources.
         """
         ours: dict[TopicPartition, Position | None] = {}
         for tp, position in positions.items():
@@ -354,6 +357,7 @@ class Assignment:
         for tp in ours:
             # Should it have to begin again before the first record, it begins at the same place.
             self.sources[tp].first = begun[tp]
+        self._consumer.resume([tp for tp in ours if self.tasks[self._task_id(tp)].started])
 
     async def close(self, timeout: float) -> None:
         """End all agents, letting what is under way finish within `timeout` seconds; nothing is committed here."""

@@ -13,6 +13,7 @@ import pytest
 from agentic import App, Stream
 from agentic.agent import Agent
 from agentic.brokers.base import TopicPartition
+from agentic.brokers.embedded.consumer import EmbeddedConsumer
 from agentic.brokers.memory import MemoryBroker
 from agentic.runtime.assignment import groups
 from agentic.runtime.task import Task
@@ -133,6 +134,43 @@ def test_under_exactly_once_a_checkpoint_amid_a_loss_commits_nothing_of_it(monke
 
     monkeypatch.setattr(Task, "release", slow_release)
     assert outputs_after_a_loss(amid=True, delivery="exactly_once") == Counter(range(8))
+
+
+@pytest.mark.parametrize("committed", [0, 8])
+def test_what_comes_while_partitions_are_taken_up_again_waits_for_its_task(
+    monkeypatch: pytest.MonkeyPatch, committed: int
+) -> None:
+    seek, positions = EmbeddedConsumer.seek, EmbeddedConsumer.committed
+
+    async def slow_seek(self: EmbeddedConsumer, offsets: Any) -> None:
+        await seek(self, offsets)
+        for _ in range(100):
+            await asyncio.sleep(0)  # as where another thread is asked; meanwhile there is much to be read
+
+    async def slow_committed(self: EmbeddedConsumer, partitions: Any) -> Any:
+        # The first that some of them ever had.
+        await append(broker, range(committed, 16))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        return await positions(self, partitions)
+
+    async def scenario() -> Counter[int]:
+        worker = Worker(passing(delivery="exactly_once"), broker=broker, transactional_id="only")
+        await worker.start()
+        await until(lambda: len(owned(worker)) == 4)
+        await append(broker, range(committed))
+        assert worker.assignment is not None
+        await until(lambda: worker.app.metrics.total("events_in") == committed and not worker.assignment.backlog)
+        monkeypatch.setattr(EmbeddedConsumer, "seek", slow_seek)
+        monkeypatch.setattr(EmbeddedConsumer, "committed", slow_committed)
+        await worker.assignment.reset()
+        async with asyncio.timeout(PATIENCE):
+            await worker.used_up()
+        await worker.stop()
+        return await outputs(broker)
+
+    broker = MemoryBroker()
+    assert asyncio.run(scenario()) == Counter(range(16))
 
 
 def test_a_large_transaction_is_committed_before_its_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from agentic.brokers.base import Batch, Listener, Position, TopicPartition
 from agentic.brokers.kafka import columns
 from agentic.brokers.kafka.member import Member, names_of
-from agentic.brokers.kafka.offloop import settle
+from agentic.brokers.kafka.offloop import post, settle
 from agentic.brokers.kafka.poller import Lot, Poller
 from agentic.errors import BrokerError, BrokerUnavailable, NotOwner
 
@@ -201,10 +201,18 @@ class KafkaConsumer:
         member = self._running()
         live = [tp for tp in offsets if tp in self._intake.live]
         self._intake.discard(live)
-        number = await self._answered(member.call(member.seek, dict(offsets)), "seek")
-        for tp in live:
+
+        def seek() -> None:
+            # Before the thread posts a lot from the new place, which may come sooner than the answer wakes us.
+            post(self._loop, self._live_after, live, member.seek(dict(offsets)))
+
+        await self._answered(member.call(seek), "seek")
+
+    def _live_after(self, tps: Iterable[TopicPartition], lot: int) -> None:
+        """Hand over what comes of these partitions after a lot."""
+        for tp in tps:
             if tp in self._owned:
-                self._intake.live[tp] = number
+                self._intake.live[tp] = lot
 
     async def member_id(self) -> str | None:
         member = self._running()
