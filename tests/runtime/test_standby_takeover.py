@@ -106,6 +106,8 @@ async def send(broker: Broker, name: str, key: bytes) -> None:
 
 async def clean_up(broker: Broker, name: str) -> None:
     await broker.delete_topics([topic for topic in await broker.topics() if topic.startswith(name)])
+    if name in await broker.groups() and not (await broker.describe_group(name)).members:
+        await broker.delete_group(name)
 
 
 def worker(directory: pathlib.Path, name: str, **options: str) -> Process:
