@@ -28,6 +28,8 @@ QUICK = [
 ]
 #: Seconds after which a wait has failed. Several times what it takes when all is well.
 PATIENCE = 60.0
+#: Seconds that a commit which is done may take to be visible in all partitions.
+VISIBLE = 15.0
 #: Seconds after which a worker that has not come to its end gets more to do.
 MORE = 3.0
 #: In the place of an exit code: it stands still.
@@ -230,7 +232,7 @@ class Scene:
 
         A commit that is done becomes visible in one partition after the other: that is waited for.
         """
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + VISIBLE
         while True:
             await self._read_on()
             changelogs = await table_account.read(self._broker, self.app, with_open=False)

@@ -31,8 +31,11 @@ def node(kafka_tool: types.ModuleType, tmp_path: pathlib.Path, request: pytest.F
     kafka_tool.release(node.directory)
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["a-directory-each", "one-directory"])
-@BOTH
+@pytest.mark.parametrize(
+    ("delivery", "shared"),
+    [("exactly_once", False), ("exactly_once", True), ("at_least_once", True)],
+    ids=["exactly-once-a-directory-each", "exactly-once-one-directory", "at-least-once-one-directory"],
+)
 def test_fifty_kills_and_lost_disks_leave_every_count_right(
     node: Any, tmp_path: pathlib.Path, delivery: str, shared: bool
 ) -> None:
@@ -65,9 +68,10 @@ def test_members_that_join_and_leave_every_second_leave_every_count_right(
 def test_a_broker_killed_during_a_commit_leaves_every_count_right(
     node: Any, tmp_path: pathlib.Path, delivery: str
 ) -> None:
+    # A restart of the broker takes its time: these are where most is under way.
     points = {
-        "exactly_once": ["changelog-sent", "before-commit", "within-commit", "before-ends"],
-        "at_least_once": ["changelog-sent", "before-ends", "before-offsets"],
+        "exactly_once": ["changelog-sent", "within-commit", "before-ends"],
+        "at_least_once": ["changelog-sent", "before-offsets"],
     }
 
     async def work() -> None:
