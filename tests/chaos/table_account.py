@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from agentic import brokers
 from agentic.brokers.base import Broker, TopicPartition
+from agentic.errors import BrokerError
 from agentic.state import lmdb
 from agentic.state.envelope import unwrap
 
@@ -169,13 +171,12 @@ def wrong_tables(found: Tables, wanted: Tables, delivery: str) -> str | None:
 def marks(state_dirs: Iterable[pathlib.Path], app: str) -> dict[TopicPartition, int]:
     """Return for each changelog's partition how far the local copies that nobody has say to be, at most."""
     found: dict[TopicPartition, int] = {}
-    for copy in _free(state_dirs, app):
-        store = lmdb.LmdbStore.open_readonly(copy.directory)
-        for table in TABLES:
-            if (mark := store.mark(f"upto/{table}")) is not None:
-                tp = _log(app, table, copy)
-                found[tp] = max(found.get(tp, 0), int.from_bytes(mark))
-        store.close()
+    with _free(state_dirs, app) as copies:
+        for copy, store in copies:
+            for table in TABLES:
+                if (mark := store.mark(f"upto/{table}")) is not None:
+                    tp = _log(app, table, copy)
+                    found[tp] = max(found.get(tp, 0), int.from_bytes(mark))
     return found
 
 
@@ -190,31 +191,35 @@ def check_stores(state_dirs: Iterable[pathlib.Path], app: str, changelogs: Chang
             those are compared that were not.
     """
     compared = 0
-    for copy in _free(state_dirs, app):
-        store = lmdb.LmdbStore.open_readonly(copy.directory)
-        for table in TABLES:
-            mark = store.mark(f"upto/{table}")
-            if mark is None:
-                continue  # to be restored whole, whatever it has
-            upto = int.from_bytes(mark)
-            changelog = changelogs.get(_log(app, table, copy), Changelog())
-            where = f"{copy.directory}, table {table} up to {upto}; changelog up to {changelog.end}"
-            assert upto <= changelog.end, f"the store claims what is not committed: {where}"
-            rows = {key: unwrap(blob) for key, blob in store.scan(table)}
-            wanted = changelog.fold(upto)
-            tail = [record for record in changelog.records if record[0] >= upto]
-            if compacted:
-                for _, key, _, _ in tail:
-                    rows.pop(key, None)
-                    wanted.pop(key, None)
-                tail = []
-            wrong = differences(rows, wanted)
-            assert not _never_right(wrong, rows, tail), (
-                f"rows that the store has, and should have: {dict([*wrong.items()][:5])}: {where}"
-            )
-            compared += 1
-        store.close()
+    with _free(state_dirs, app) as copies:
+        for copy, store in copies:
+            for table in TABLES:
+                changelog = changelogs.get(_log(app, table, copy), Changelog())
+                compared += _check_store(f"{copy.directory}, table {table}", store, table, changelog, compacted)
     return compared
+
+
+def _check_store(where: str, store: lmdb.LmdbStore, table: str, changelog: Changelog, compacted: bool) -> bool:
+    """Check one table of one copy; False where it has to be restored whole, whatever it has."""
+    mark = store.mark(f"upto/{table}")
+    if mark is None:
+        return False
+    upto = int.from_bytes(mark)
+    where = f"{where} up to {upto}; changelog up to {changelog.end}"
+    assert upto <= changelog.end, f"the store claims what is not committed: {where}"
+    rows = {key: unwrap(blob) for key, blob in store.scan(table)}
+    wanted = changelog.fold(upto)
+    tail = [record for record in changelog.records if record[0] >= upto]
+    if compacted:
+        for _, key, _, _ in tail:
+            rows.pop(key, None)
+            wanted.pop(key, None)
+        tail = []
+    wrong = differences(rows, wanted)
+    assert not _never_right(wrong, rows, tail), (
+        f"rows that the store has, and should have: {dict([*wrong.items()][:5])}: {where}"
+    )
+    return True
 
 
 def _never_right(
@@ -232,9 +237,20 @@ def _never_right(
     return bool(left)
 
 
-def _free(state_dirs: Iterable[pathlib.Path], app: str) -> list[lmdb.Copy]:
-    found = [copy for state_dir in state_dirs for copy in lmdb.copies(state_dir, app)]
-    return [copy for copy in found if not lmdb.in_use(copy) and (copy.directory / "data.mdb").exists()]
+@contextmanager
+def _free(state_dirs: Iterable[pathlib.Path], app: str) -> Iterator[list[tuple[lmdb.Copy, lmdb.LmdbStore]]]:
+    """Open the copies that nobody has; one whose maker died before it was filled is none yet."""
+    with ExitStack() as stack:
+        found = []
+        for copy in (copy for state_dir in state_dirs for copy in lmdb.copies(state_dir, app)):
+            if lmdb.in_use(copy):
+                continue
+            try:
+                found.append((copy, stack.enter_context(closing(lmdb.LmdbStore.open_readonly(copy.directory)))))
+            except BrokerError as error:
+                if "no state here" not in str(error):
+                    raise
+        yield found
 
 
 def _log(app: str, table: str, copy: lmdb.Copy) -> TopicPartition:

@@ -178,6 +178,14 @@ def test_a_file_of_another_program_is_refused(tmp_path: Path) -> None:
         open_store(tmp_path)
 
 
+def test_a_file_whose_maker_died_before_it_was_filled_is_empty_and_not_damaged(tmp_path: Path) -> None:
+    lmdb.open(str(tmp_path)).close()
+    with pytest.raises(BrokerError, match="no state here yet") as told:
+        LmdbStore.open_readonly(tmp_path)
+    assert not isinstance(told.value, StorageCorrupt)
+    open_store(tmp_path).close()
+
+
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BrokerError, match="can't be opened") as caught:

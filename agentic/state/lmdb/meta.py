@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from agentic.errors import StateMismatch, StorageCorrupt
+from agentic.errors import BrokerError, StateMismatch, StorageCorrupt
 
 FORMAT = 1
 META = b"meta"
@@ -56,10 +56,14 @@ def read(env: Any, path: Path) -> Described:
     """Return what a file says, with all its tables.
 
     Raises:
+        BrokerError: there is nothing in it yet.
         StorageCorrupt: of another program, of a format that is not this one's.
     """
     with env.begin() as txn:
         names = {bytes(name) for name in txn.cursor().iternext(values=False)}
+        if not names:
+            # A worker is about to fill it, or died before it could.
+            raise BrokerError(f"{path}: no state here yet; start the worker, it restores the state from the changelog")
         if META not in names:
             raise _foreign(path)
     db = env.open_db(META, create=False)
