@@ -37,7 +37,7 @@ NEVER = -(1 << 63)
 
 
 class ApplyFailed(AgenticError):
-    """An effect of a completed event was refused; the worker has to stop, whatever `on_error` says."""
+    """An effect was refused when others of its event had left; the worker has to stop, whatever `on_error` says."""
 
 
 class Slot(Stream[T]):
@@ -286,10 +286,15 @@ class Slot(Stream[T]):
     def _complete(self, event: Event) -> None:
         """Apply the noted effects and retire the event, with those that were taken with it."""
         send = self._outbox.send
+        gone = 0
         try:
             for effect in self._effects:
                 send(*effect)
+                gone += 1
         except AgenticError as error:
+            if not gone:
+                # Nothing of the event has left: it has failed like any other, and the policy applies.
+                raise
             raise ApplyFailed(f"agent {self.agent.name!r}, {event!r}: {error}") from error
         self.sent += len(self._effects)
         self._effects.clear()

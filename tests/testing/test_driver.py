@@ -523,3 +523,30 @@ def test_an_agent_that_calls_exit_is_named_whatever_the_policy() -> None:
         pytest.raises(AgentFailed, match=r"agent 'leave' failed on numbers-\d offset 0 .*: it called sys\.exit\(3\)"),
     ):
         driver.send(numbers, 1, key="a")
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+def test_an_output_that_the_broker_refuses_fails_its_event_by_the_policy(policy: Any) -> None:
+    app = App("refused", on_error=policy, topic_partitions=2)
+    numbers = app.topic("numbers", key=str, value=int)
+    out = app.topic("out", key=str, value=int)
+    rows = app.table("rows", key=str, value=int)
+
+    @app.agent(numbers)
+    async def place(stream: Stream[int]) -> None:
+        async for n in stream:
+            rows[stream.event.key] = n
+            await out.send(n, key="a", partition=n)
+
+    with TestDriver(app) as driver:
+        driver.send(numbers, 1, key="a")
+        if policy == "stop":
+            with pytest.raises(
+                AgentFailed, match=r"agent 'place' failed on numbers-\d offset 1 key 'a': .*partitions 0 to 1"
+            ):
+                driver.send(numbers, 7, key="a")
+        else:
+            driver.send(numbers, 7, key="a")
+            assert driver.dropped == {"agent_error": 1}
+            assert driver.table(rows) == {"a": 1}
+        assert [each.value for each in driver.outputs(out)] == [1]
