@@ -326,7 +326,8 @@ class Assignment:
             try:
                 if self._outbox.transactional:
                     await self._outbox.producer.abort_transaction()
-                committed = await self._consumer.committed(begun)
+                # A consumer that closes has nothing left to read again, and nobody to ask.
+                committed = await self._consumer.committed(begun) if begun else {}
                 break
             except BrokerUnavailable as error:
                 log.warning("can't read again yet, tried again until it succeeds: %s", error)

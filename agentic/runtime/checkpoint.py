@@ -77,6 +77,8 @@ class Checkpointer:
         self._one_at_a_time = asyncio.Lock()
         self._away = False
         self._broken: BaseException | None = None
+        #: Does a checkpoint wait for changes of tables, with nothing of it begun?
+        self.held_up = False
 
     async def checkpoint(self, assignment: Assignment) -> Outcome:
         """Commit all that is finished.
@@ -93,9 +95,12 @@ class Checkpointer:
                 return Outcome.UNDONE
             try:
                 if self._outbox.transactional:
+                    self.held_up = True
                     await assignment.quiet()
+                    self.held_up = False
                 return await self._checkpoint(assignment)
             finally:
+                self.held_up = False
                 assignment.go_on()
                 assignment.checkpointed.set()
 

@@ -280,10 +280,12 @@ class CheckpointService(Part):
         assignment: Assignment,
         interval: float,
         timeout: float,
+        held_up: Callable[[], bool],
         fail: Fail,
     ) -> None:
         super().__init__(fail)
         self._checkpoint = checkpoint
+        self._held_up = held_up
         self._assignment = assignment
         self._interval = interval
         self._timeout = timeout
@@ -316,11 +318,11 @@ class CheckpointService(Part):
         self._assignment.hurry.clear()
 
     async def end(self) -> None:
-        """A checkpoint that is under way is not cut off: its commit may be on the wire."""
+        """A checkpoint that is under way is not cut off, since its commit may be on the wire; one that waits is."""
         if self._running is None:
             return
         self._ending = True
-        if self._busy:
+        if self._busy and not self._held_up():
             await asyncio.wait([self._running], timeout=self._timeout)
         self._running.cancel()
         await asyncio.wait([self._running])

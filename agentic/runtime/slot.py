@@ -181,11 +181,6 @@ class Slot(Stream[T]):
         self._inbox.clear()
         self.wake()
 
-    @property
-    def waits(self) -> bool:
-        """Does the agent wait for an event?"""
-        return self._waiter is not None
-
     def wake(self) -> None:
         """Let the agent, if it waits, look again."""
         if self._waiter is not None and not self._waiter.done():
@@ -339,6 +334,10 @@ class Slot(Stream[T]):
             raise StopAsyncIteration
         return event
 
+    def _refill(self) -> bool:
+        """Bring an event that waits elsewhere to the inbox's head, if there is one; return whether."""
+        return False
+
     async def turn(self) -> None:
         """Return when someone wakes the agent."""
         self._waiter = asyncio.get_running_loop().create_future()
@@ -350,7 +349,7 @@ class Slot(Stream[T]):
     async def _wait_until(self, deadline: float | None) -> Event | None:
         """Return the next event, or None when the loop's clock reaches `deadline` or the stream is closed."""
         loop = asyncio.get_running_loop()
-        while not self._inbox:
+        while not (self._inbox or self._refill()):
             if self.closing or (deadline is not None and loop.time() >= deadline):
                 return None
             self._waiter = loop.create_future()
@@ -408,8 +407,7 @@ class WatchingSlot(Slot[T]):
 
     async def another(self, deadline: float) -> Event | None:
         while True:
-            if self._waiting_children:
-                self._inbox.appendleft(self._waiting_children.popleft())
+            self._refill()
             event = await super().another(deadline)
             if event is None:
                 return None
@@ -429,16 +427,18 @@ class WatchingSlot(Slot[T]):
         while not (self._waiting_children or self._gate.passable or self.closing):
             self._drained(self)
             await self.turn()
-        if self._waiting_children:
-            self._inbox.appendleft(self._waiting_children.popleft())
+        self._refill()
 
     def put_child(self, event: Event) -> None:
         self.handed += 1
-        if self.waits:
-            self._inbox.append(event)
-        else:
-            self._waiting_children.append(event)
+        self._waiting_children.append(event)
         self.wake()
+
+    def _refill(self) -> bool:
+        if self._waiting_children:
+            self._inbox.appendleft(self._waiting_children.popleft())
+            return True
+        return False
 
     def drop_roots(self) -> None:
         """Leave to the next owner what waits and has no parent."""

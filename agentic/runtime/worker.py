@@ -163,8 +163,11 @@ class Worker(Part):
             IntakeService(consumer, self.assignment, self._checkpointer, outbox, settings, self.fail)
         )
         # Stops before the intake does, whose own stop makes the last checkpoint.
+        checkpointer = self._checkpointer
         await self.add_runtime_dependency(
-            CheckpointService(self.checkpoint, self.assignment, interval, timeout, self.fail)
+            CheckpointService(
+                self.checkpoint, self.assignment, interval, timeout, lambda: checkpointer.held_up, self.fail
+            )
         )
         if self.standbys is not None:
             await self.add_runtime_dependency(StandbyService(self.standbys, recovery, self.fail))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -154,3 +155,36 @@ def test_changes_that_nobody_makes_are_an_error_at_start() -> None:
 
     with pytest.raises(ConfigurationError, match="reads the changes of table 'rows', and nothing changes it"):
         app.check()
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_checkpoints_come_between_many_changes_that_take_their_time(delivery: str) -> None:
+    app, numbers, seen, log, totals = watching(slow=0.01, delivery=delivery)
+    with TestDriver(app) as driver:
+
+        async def send() -> None:
+            for n in range(600):
+                await numbers.send(50, key=f"k{n % 7}")
+
+        driver.run(send())
+        driver.advance(30)
+        changes = driver.outputs(log)
+        assert len(changes) == 600
+        for key in {each.key for each in changes}:
+            steps = [each.value for each in changes if each.key == key]
+            assert [old for old, _ in steps] == [None, *(new for _, new in steps[:-1])], "in their order"
+        assert len(driver.outputs(seen)) == 600
+        assert sum(driver.table(totals).values()) == 60_000
+
+
+def test_a_slow_reader_of_changes_holds_up_no_stop_for_longer_than_the_setting() -> None:
+    app, numbers, _, log, _ = watching(slow=3_600, delivery="exactly_once", stop_timeout=timedelta(seconds=5))
+    driver = TestDriver(app)
+    with driver:
+        driver.send(numbers, 1, key="a")
+        # A checkpoint waits for the change by now.
+        driver.advance(2)
+        before = driver._now()
+    assert driver._now() - before <= 8_000
+    with TestDriver(app) as driver:
+        assert driver.outputs(log) == []
