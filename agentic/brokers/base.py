@@ -112,7 +112,7 @@ class TopicSpec:
 class TopicInfo:
     """A topic as it is: ``offsets[n]`` is partition n's (start, end).
 
-    The `id` is another one when a topic is deleted and one of the same name made.
+    The `id` is another one when a topic is deleted and one of the same name made, and in another cluster or log.
     """
 
     name: str

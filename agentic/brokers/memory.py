@@ -1,13 +1,14 @@
 """The log in memory, for tests: ``memory://`` or, shared within the process, ``memory://NAME``.
 
-No threads, no clock but the loop's, no timers: the same calls give the same result. Nothing
-is removed but by `delete_records`: retention and compaction are the embedded log's affair.
-Members have no leases, as they live and die with the process; `MemoryBroker.crash` plays the
-rest.
+No threads, no clock but the loop's, no timers: the same calls give the same result, but for
+the ids of topics, which no other log has. Nothing is removed but by `delete_records`:
+retention and compaction are the embedded log's affair. Members have no leases, as they live
+and die with the process; `MemoryBroker.crash` plays the rest.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from weakref import WeakValueDictionary
@@ -61,6 +62,7 @@ class MemoryStore:
         self.records = Signal()
         self.members = Signal()
         self.specs: dict[str, TopicSpec] = {}
+        self.id = secrets.token_hex(8)
         self.ids: dict[str, int] = {}
         self.last_id = 0
         self.logs: dict[TopicPartition, Log] = {}
@@ -106,9 +108,8 @@ class MemoryView:
         if spec is None:
             raise UnknownTopic(f"{self._store.name}: no topic {topic!r}; see 'agentic topics list'")
         offsets = {n: self.bounds(TopicPartition(topic, n)) for n in range(spec.partitions)}
-        return TopicInfo(
-            topic, offsets, spec.retention_ms, spec.retention_bytes, spec.compacted, str(self._store.ids[topic])
-        )
+        topic_id = f"{self._store.id}/{self._store.ids[topic]}"
+        return TopicInfo(topic, offsets, spec.retention_ms, spec.retention_bytes, spec.compacted, topic_id)
 
     def _log(self, tp: TopicPartition) -> Log:
         log = self._store.logs.get(tp)

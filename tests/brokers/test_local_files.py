@@ -158,6 +158,37 @@ def test_a_missing_directory_is_made_with_its_parents(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "b" / "data.mdb").exists()
 
 
+def topic_id(directory: Path) -> str:
+    """Return the id of topic t of the log in a directory; topic and log are made where they are missing."""
+
+    async def scenario() -> str:
+        broker = LocalBroker(f"local://{directory}")
+        await broker.open(1)
+        if "t" not in await broker.topics():
+            await broker.create_topics([TopicSpec("t")])
+        info = await broker.describe_topic("t")
+        await broker.close()
+        return info.id
+
+    return asyncio.run(scenario())
+
+
+def test_topics_of_two_logs_have_different_ids_and_keep_them(tmp_path: Path) -> None:
+    one, other = topic_id(tmp_path / "one"), topic_id(tmp_path / "other")
+    assert one != other
+    assert topic_id(tmp_path / "one") == one
+
+
+def test_a_log_made_when_logs_had_no_id_has_the_numbers_of_its_topics(tmp_path: Path) -> None:
+    directory = tmp_path / "log"
+    topic_id(directory)
+    with lmdb.open(str(directory), max_dbs=16) as env:
+        meta = env.open_db(b"meta")
+        with env.begin(write=True) as txn:
+            assert txn.delete(layout.LOG_ID_KEY, db=meta)
+    assert topic_id(directory) == "1"
+
+
 def test_a_newer_format_is_refused_by_name(filled: Path) -> None:
     with lmdb.open(str(filled), max_dbs=16) as env:
         meta = env.open_db(b"meta")

@@ -19,6 +19,15 @@ async def test_brokers_of_one_name_share_a_log_and_others_do_not() -> None:
     assert await MemoryBroker("memory://").topics() == {}
 
 
+async def test_topics_of_two_logs_have_different_ids() -> None:
+    url = f"memory://{Log.name('log')}"
+    one, same, other = MemoryBroker(url), MemoryBroker(url), MemoryBroker("memory://")
+    for broker in (one, other):
+        await broker.create_topics([TopicSpec("t")])
+    ids = [(await broker.describe_topic("t")).id for broker in (one, same, other)]
+    assert ids[0] == ids[1] != ids[2]
+
+
 async def test_a_log_ends_with_its_last_broker() -> None:
     url = f"memory://{Log.name('log')}"
     broker = MemoryBroker(url)

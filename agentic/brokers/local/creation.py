@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,13 +17,15 @@ from pathlib import Path
 
 import lmdb
 
-from agentic.brokers.local.layout import DATABASES, FORMAT, FORMAT_KEY, U64
+from agentic.brokers.local.layout import DATABASES, FORMAT, FORMAT_KEY, LOG_ID_KEY, U64
 from agentic.lmdbfile import DATA_FILE, LOCK_FILE
 
 #: Where a new log is made, within its directory. What stands there without the lock is a dead process's.
 WORKSHOP = ".new"
 #: What we and LMDB put into a directory.
 OWN_FILES = {DATA_FILE, LOCK_FILE, WORKSHOP}
+#: Random bytes of a log's id: so many that no two logs ever have the same.
+ID_BYTES = 8
 #: Bytes of address space for the making; whoever opens the log says what it wants.
 MAP_SIZE = 1 << 20
 
@@ -54,6 +57,7 @@ def _fill(directory: Path) -> None:
         with environment.begin(write=True) as txn:
             made = {name: environment.open_db(name, txn=txn) for name in DATABASES}
             txn.put(FORMAT_KEY, U64.pack(FORMAT), db=made[b"meta"])
+            txn.put(LOG_ID_KEY, secrets.token_hex(ID_BYTES).encode(), db=made[b"meta"])
         environment.sync(True)
 
 

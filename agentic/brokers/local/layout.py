@@ -5,7 +5,7 @@ Databases of the environment (all integers in keys big-endian, so that they sort
 =============  ==================================  =============================================
 database       key                                 value
 =============  ==================================  =============================================
-``meta``       a name                              format, counters, the housekeeper's lease
+``meta``       a name                              format, the log's id, counters, the housekeeper's lease
 ``topics``     topic name                          `TopicRow`
 ``partitions`` topic id u32, partition u32         `PartitionRow`
 ``log``        topic id, partition, last offset    a chunk
@@ -40,6 +40,8 @@ FORMAT = 1
 DATABASES = (b"meta", b"topics", b"partitions", b"log", b"groups", b"positions", b"epochs", b"garbage")
 
 FORMAT_KEY = b"format"
+#: What tells this log from all others: a random text, put there when the log is made. Older logs have none.
+LOG_ID_KEY = b"log_id"
 TOPIC_IDS_KEY = b"topic_ids"
 #: The last epoch of any producer. Epochs of one id may be forgotten, and must not come again.
 EPOCHS_KEY = b"epochs"

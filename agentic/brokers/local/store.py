@@ -162,7 +162,12 @@ class LocalView:
     def describe(self, topic: str) -> TopicInfo:
         row = self._topic(topic)
         offsets = {n: self.bounds(TopicPartition(topic, n)) for n in range(row.partitions)}
-        return TopicInfo(topic, offsets, row.retention_ms, row.retention_bytes, row.compacted, str(row.id))
+        return TopicInfo(topic, offsets, row.retention_ms, row.retention_bytes, row.compacted, self._unique_id(row))
+
+    def _unique_id(self, topic: TopicRow) -> str:
+        """Return a topic's id that no topic of another log has; in a log that has no id of its own, only its number."""
+        log = self.meta(layout.LOG_ID_KEY)
+        return str(topic.id) if log is None else f"{log.decode()}/{topic.id}"
 
     def locate(self, tp: TopicPartition) -> tuple[int, PartitionRow]:
         """The topic's id and the partition's row. Raises `UnknownTopic`."""
