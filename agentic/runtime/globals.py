@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from agentic import codecs
-from agentic.brokers.base import Batch, Broker, TopicPartition
+from agentic.brokers.base import Batch, Broker, TopicInfo, TopicPartition
 from agentic.errors import BrokerUnavailable, CodecError, DecodeFailed, TableUnavailable
 from agentic.metrics import Metrics
 from agentic.runtime.outbox import AGAIN
@@ -37,6 +37,9 @@ BATCH_BYTES = 16 << 20
 #: Seconds that a reader waits at most before it looks round.
 LOOK_ROUND = 1.0
 
+#: The name of the mark with the id of the topic that a copy is of.
+OF_TOPIC = "topic"
+
 Rows = dict[bytes, tuple[bytes | None, int]]
 
 
@@ -45,6 +48,7 @@ class Copy:
 
     Attributes:
         positions: how far each partition of its topic is in the copy.
+        topic_id: which topic of that name it is a copy of; None where nothing notes it, as in a new one.
     """
 
     def __init__(self, table: GlobalTable[Any, Any], store: Store, cache_bytes: int) -> None:
@@ -58,6 +62,8 @@ class Copy:
             for name, mark in store.marks().items()
             if name.isdigit() and (position := number(mark)) is not None
         }
+        mark = store.mark(OF_TOPIC)
+        self.topic_id: str | None = None if mark is None else mark.decode()
         self._collected: Rows = {}
         self._size = 0
 
@@ -137,12 +143,31 @@ class Copy:
 
     def clear(self) -> None:
         """Begin the copy anew."""
-        self.store.write({}, {str(partition): None for partition in self.positions})
+        # Marks first: a store must not claim rows that it has not. An id of no topic tells that some may be left.
+        self.store.write({}, {OF_TOPIC: b""} | {str(partition): None for partition in self.positions})
         self.store.clear(self.table.name)
         self.positions.clear()
+        self.topic_id = None
+
+    def note(self, topic_id: str) -> None:
+        """Keep in mind which topic the copy is of."""
+        self.store.write({}, {OF_TOPIC: topic_id.encode()})
+        self.topic_id = topic_id
 
     def raw_key(self, wire: bytes) -> bytes:
         return self._layout.keys.from_wire(wire)
+
+
+def _why_whole(copy: Copy, topic: TopicInfo) -> str | None:
+    if copy.topic_id not in (None, topic.id):
+        return f"topic {topic.name!r} was deleted and made again, or is another broker's"
+    for n, at in sorted(copy.positions.items()):
+        if n not in topic.offsets:
+            return f"topic {topic.name!r} has no partition {n} by now"
+        start, end = topic.offsets[n]
+        if not start <= at <= end:
+            return f"partition {n} of topic {topic.name!r} has offsets {start} to {end}, and the copy stands at {at}"
+    return None
 
 
 class Globals:
@@ -179,9 +204,11 @@ class Globals:
         for topic, copies in self._copies.items():
             info = await self._broker.describe_topic(topic)
             for copy in copies:
-                if any(not info.offsets[n][0] <= at <= info.offsets[n][1] for n, at in copy.positions.items()):
-                    log.info("global table %s is loaded whole: its topic is another by now", copy.table.name)
+                if why := _why_whole(copy, info):
+                    log.warning("global table %s is loaded whole: %s", copy.table.name, why)
                     await self._stores.run(copy.clear)
+                if copy.topic_id != info.id:
+                    await self._stores.run(copy.note, info.id)
                 for n, (start, _) in info.offsets.items():
                     copy.positions.setdefault(n, start)
         tps = [TopicPartition(topic, n) for topic, copies in self._copies.items() for n in copies[0].positions]

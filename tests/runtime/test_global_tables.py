@@ -9,9 +9,14 @@ from typing import Any
 import pytest
 
 from agentic import App, Stream
+from agentic.brokers.base import TopicPartition, TopicSpec
+from agentic.brokers.memory import MemoryBroker
 from agentic.errors import AgentFailed, ConfigurationError, DecodeFailed, TableUnavailable
+from agentic.runtime import topics
+from agentic.runtime.globals import OF_TOPIC, Globals
 from agentic.runtime.stores import MemoryStores
 from agentic.runtime.worker import Worker
+from agentic.state.base import Store
 from agentic.table import GlobalTable
 from agentic.testing import TestDriver
 from agentic.topic import Topic
@@ -62,9 +67,6 @@ def test_the_first_event_finds_all_that_was_there() -> None:
     app, *_ = pricing()
 
     async def scenario() -> list[Any]:
-        from agentic.brokers.memory import MemoryBroker
-        from agentic.runtime import topics
-
         broker = MemoryBroker("memory://first-event", {})
         await broker.open(1)
         await topics.ensure(app, broker)
@@ -90,8 +92,6 @@ def test_the_first_event_finds_all_that_was_there() -> None:
 
 
 def _partitions(topic: str, n: int) -> list[Any]:
-    from agentic.brokers.base import TopicPartition
-
     return [TopicPartition(topic, number) for number in range(n)]
 
 
@@ -148,3 +148,149 @@ def test_a_record_that_cannot_be_decoded_meets_the_policy() -> None:
         TestDriver(app) as driver,
     ):
         driver.send_raw(rates, b"two", key=b"eur")
+
+
+class Kept(MemoryStores):
+    """Stores that outlive their worker, as those on disk do."""
+
+    def __init__(self) -> None:
+        self.stores: dict[str, Store] = {}
+
+    async def open(self, task: str, tables: Any) -> Store:
+        if task not in self.stores:
+            self.stores[task] = await super().open(task, tables)
+        return self.stores[task]
+
+
+class Shops:
+    """Starts of one app, whose copy of the rates stays between them."""
+
+    def __init__(self) -> None:
+        self.app, self.rates, _, _, self.table = pricing()
+        self.kept = Kept()
+
+    async def seen(self, url: str) -> dict[str, float]:
+        """Return what the copy of a worker has once it is loaded."""
+        worker = Worker(self.app, broker=MemoryBroker(url, {}), stores=self.kept)
+        await worker.start()
+        await worker.used_up()
+        rows = dict(self.table.items())
+        await worker.stop()
+        assert worker.failure is None
+        return rows
+
+    async def send(self, broker: MemoryBroker, **rates: float) -> None:
+        producer = broker.producer()
+        for currency, rate in rates.items():
+            producer.send(self.rates.name, currency.encode(), str(rate).encode(), 0, None, 0)
+        await producer.flush()
+        await producer.close()
+
+
+async def opened(url: str, partitions: int = 3) -> MemoryBroker:
+    broker = MemoryBroker(url, {})
+    await broker.open(1)
+    await broker.create_topics([TopicSpec("rates", partitions)])
+    return broker
+
+
+def test_a_copy_of_a_topic_that_was_deleted_is_not_taken_for_one_of_the_next(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> tuple[dict[str, float], dict[str, float]]:
+        shops, url = Shops(), "memory://another-topic"
+        broker = await opened(url)
+        await shops.send(broker, eur=2.0, chf=3.0)
+        before = await shops.seen(url)
+        assert await shops.seen(url) == before
+        assert "loaded whole" not in caplog.text
+        # The new one is as long as the old one was: only its id tells.
+        await broker.delete_topics(["rates"])
+        await broker.create_topics([TopicSpec("rates", 3)])
+        await shops.send(broker, eur=20.0, sek=30.0)
+        after = await shops.seen(url)
+        await broker.close()
+        return before, after
+
+    assert asyncio.run(scenario()) == ({"eur": 2.0, "chf": 3.0}, {"eur": 20.0, "sek": 30.0})
+    assert (
+        "table rates is loaded whole: topic 'rates' was deleted and made again, or is another broker's" in caplog.text
+    )
+
+
+def test_a_copy_of_another_brokers_topic_is_not_taken_for_one_of_this() -> None:
+    async def scenario() -> dict[str, float]:
+        shops, urls = Shops(), ("memory://one-broker", "memory://another-broker")
+        one, other = [await opened(url) for url in urls]
+        await shops.send(one, eur=2.0)
+        await shops.send(other, chf=3.0)
+        assert await shops.seen(urls[0]) == {"eur": 2.0}
+        rows = await shops.seen(urls[1])
+        await one.close()
+        await other.close()
+        return rows
+
+    assert asyncio.run(scenario()) == {"chf": 3.0}
+
+
+def test_a_copy_of_a_topic_with_fewer_partitions_by_now_is_loaded_whole(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> dict[str, float]:
+        shops, url = Shops(), "memory://fewer-partitions"
+        broker = await opened(url)
+        await shops.send(broker, eur=2.0)
+        await shops.seen(url)
+        # A copy that was made when nothing was noted of its topic.
+        for store in shops.kept.stores.values():
+            store.write({}, {OF_TOPIC: None})
+        await broker.delete_topics(["rates"])
+        await broker.create_topics([TopicSpec("rates", 1)])
+        await shops.send(broker, chf=3.0)
+        rows = await shops.seen(url)
+        await broker.close()
+        return rows
+
+    assert asyncio.run(scenario()) == {"chf": 3.0}
+    assert "topic 'rates' has no partition 1 by now" in caplog.text
+
+
+def test_a_copy_without_a_note_of_its_topic_is_gone_on_with_and_gets_one(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> Store:
+        shops, url = Shops(), "memory://not-noted"
+        broker = await opened(url)
+        await shops.send(broker, eur=2.0)
+        await shops.seen(url)
+        store = shops.kept.stores["global rates"]
+        store.write({}, {OF_TOPIC: None})
+        assert await shops.seen(url) == {"eur": 2.0}
+        await broker.close()
+        return store
+
+    assert asyncio.run(scenario()).mark(OF_TOPIC) is not None
+    assert "loaded whole" not in caplog.text
+
+
+def test_a_copy_whose_clearing_was_cut_short_is_cleared_again() -> None:
+    class Killed(Exception):
+        pass
+
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    async def scenario() -> dict[str, float]:
+        shops, url = Shops(), "memory://cut-short"
+        broker = await opened(url)
+        await shops.send(broker, eur=2.0)
+        await shops.seen(url)
+        await broker.delete_topics(["rates"])
+        await broker.create_topics([TopicSpec("rates", 3)])
+        await shops.send(broker, chf=3.0)
+        store = shops.kept.stores["global rates"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(store), "clear", killed)
+            copies = Globals([shops.table], broker, shops.kept, shops.app.settings, shops.app.metrics)
+            with pytest.raises(Killed):
+                await copies.open()
+        assert store.count("rates") == 1
+        rows = await shops.seen(url)
+        await broker.close()
+        return rows
+
+    assert asyncio.run(scenario()) == {"chf": 3.0}
