@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, MutableMapping, ValuesView
 from contextvars import ContextVar
 from datetime import datetime, timedelta
+from math import isfinite
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from agentic import codecs
 from agentic.brokers.base import TopicSpec
 from agentic.codecs import Codec
+from agentic.codecs.base import type_name
 from agentic.core.times import timestamp_ms
 from agentic.errors import CodecError, ConfigurationError, TableUnavailable
 from agentic.stream import Event
@@ -53,7 +55,9 @@ class Changes(Source[K, Change]):
 
     def __init__(self, table: Table[K, Any]) -> None:
         self.table = table
-        self._topic = Inner(Home(), f"{table.name}.changes", key=table.key)
+        self._topic = Inner(Home(), table.name, key=table.key)
+        # No topic can have such a name.
+        self._topic.name = f"changes of {table.name}"
 
     @property
     def topic(self) -> Topic[K, Change]:
@@ -210,6 +214,11 @@ class Table(MutableMapping[K, V]):
         Raises:
             ConfigurationError: `fn` is no plain function, or the type is missing.
         """
+        if self.ttl is not None:
+            raise ConfigurationError(
+                f"table {self.name!r}: group_by() can't take rows out of their groups when they expire, since that is "
+                "no change of theirs; leave out ttl=, or delete rows where they end"
+            )
         if not callable(fn) or is_async(fn):
             raise ConfigurationError(
                 f"table {self.name!r}: group_by() takes a plain function of key and value, not {fn!r}"
@@ -378,6 +387,8 @@ class Table(MutableMapping[K, V]):
         """Return a value's bytes, or raise a `CodecError` that names the table, the type wanted and the type got."""
         if value is None:
             raise CodecError(f"table {self.name!r}: None is no value: del table[key] removes a row")
+        if value.__class__ is float and not isfinite(value):
+            raise CodecError(f"value of table {self.name!r}: {value} has no JSON, and would be read back as null")
         return codecs.encode(self.value, value, f"value of table {self.name!r}")
 
 
@@ -562,5 +573,4 @@ class _Values(ValuesView[V]):
 
 
 def _declared(codec: Codec[Any]) -> str:
-    declared = getattr(codec, "declared", type(codec))
-    return "JSON" if declared is None else getattr(declared, "__qualname__", str(declared))
+    return type_name(getattr(codec, "declared", type(codec)))

@@ -43,4 +43,12 @@ def encode(codec: Codec[Any], value: Any, what: str) -> bytes:
         return codec.encode(value)
     except (TypeError, ValueError, CodecError) as error:
         wanted = type_name(getattr(codec, "declared", type(codec)))
-        raise CodecError(f"{what}: {value!r:.200} is a {type(value).__name__}, wanted {wanted}: {error}") from error
+        raise CodecError(f"{what}: {_shown(value)} is a {type(value).__name__}, wanted {wanted}: {error}") from error
+
+
+def _shown(value: Any) -> str:
+    """Return the beginning of how a value is written, if Python can write it at all."""
+    try:
+        return f"{value!r:.200}"
+    except ValueError:  # an integer of more digits than are converted
+        return "what is too long to be shown"

@@ -248,9 +248,9 @@ class Assignment:
         for task in self.tasks.values():
             task.go_on()
 
-    def states(self) -> list[TaskState]:
-        """The states of the tasks that have one."""
-        return [task.state for task in self.tasks.values() if task.state is not None]
+    def states(self, *, torn: bool = True) -> list[TaskState]:
+        """The states of the tasks that have one; without `torn`, of those alone that have no children undone."""
+        return [task.state for task in self.tasks.values() if task.state is not None and (torn or not task.torn)]
 
     # -- partitions go ------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 The story, in order:
 
-0. Exactly once: let children of events that are under way be finished, and no other event begin.
+0. Let children of events that are under way be finished, and no other event begin: rows of an event
+   must not be committed without its offset.
 1. Hold the outbox, take each ledger's snapshot and fix each task's changed rows, in one step,
    so that effects, rows and offsets are those of the same events.
 2. Send the changed rows to the changelogs, behind the effects that are sent already, and make
@@ -94,10 +95,9 @@ class Checkpointer:
             if self._outbox.spoiled:
                 return Outcome.UNDONE
             try:
-                if self._outbox.transactional:
-                    self.held_up = True
-                    await assignment.quiet()
-                    self.held_up = False
+                self.held_up = True
+                await assignment.quiet()
+                self.held_up = False
                 return await self._checkpoint(assignment)
             finally:
                 self.held_up = False
@@ -109,14 +109,18 @@ class Checkpointer:
         assignment.dirty.clear()
         self._outbox.hold()
         snapshots = {}
+        # A task that was ended with children undone is left as it was at the last checkpoint.
+        torn = {tp for task in assignment.tasks.values() if task.torn for tp in task.sources}
         for tp, source in assignment.sources.items():
+            if tp in torn:
+                continue
             snapshot = source.ledger.snapshot()
             if snapshot is not None and not source.ledger.is_clean(snapshot):
                 snapshots[tp] = (source.ledger, snapshot)
         positions = {tp: Position(*snapshot) for tp, (_, snapshot) in snapshots.items()}
         asked = assignment.take_asked()
         assignment.sweep()
-        states = [state for state in assignment.states() if state.take()]
+        states = [state for state in assignment.states(torn=False) if state.take()]
         assignment.go_on()
         try:
             await self._log_changes(states)

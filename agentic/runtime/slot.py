@@ -32,12 +32,18 @@ T = TypeVar("T")
 #: A child on its way: who reads it, what makes its origin of the parent's, its key, the key's bytes, its value.
 Child = tuple["Slot[Any]", Callable[[Origin], Origin], Any, bytes, Any]
 
+#: Events after which an agent that may have children lets others have a turn of the loop.
+TURN = 500
 #: Before any time, in ms.
 NEVER = -(1 << 63)
 
 
 class ApplyFailed(AgenticError):
     """An effect was refused when others of its event had left; the worker has to stop, whatever `on_error` says."""
+
+
+class Outdated(AgenticError):
+    """Another agent has written a row that the event read before it wrote: the event is to be done again."""
 
 
 class Slot(Stream[T]):
@@ -56,6 +62,7 @@ class Slot(Stream[T]):
         working_on: the current event; with `take` the last of them.
         views: the tables that the agent uses.
         ask_commit: asks for a checkpoint; returns a future that is done with it.
+        shares_tables: does another agent of the task use one of the tables?
         touched: those views that the current event has written to.
         children: changes of tables that the current event has made and that agents of the task read.
         clock: the greatest timestamp of the events that the agent has begun, in ms; kept only where
@@ -77,6 +84,7 @@ class Slot(Stream[T]):
         "closing",
         "handed",
         "sent",
+        "shares_tables",
         "touched",
         "views",
         "working_on",
@@ -102,6 +110,7 @@ class Slot(Stream[T]):
         self.working_on: Event | None = None
         self.views: dict[Table[Any, Any], TableView] = {}
         self.touched: list[TableView] = []
+        self.shares_tables = False
         self.children: list[Child] = []
         self.clock = NEVER
         #: With `take`: the events that are complete together with the current one.
@@ -159,7 +168,7 @@ class Slot(Stream[T]):
         self._effects.append(topic.outgoing(topic.encode_key(key), value, headers, when, partition))
 
     def commit(self) -> Awaitable[None]:
-        if self.working_on is not None and isinstance(self.working_on.origin, Descent):
+        if any(isinstance(event.origin, Descent) for event in self.current()):
             self.ask_commit()
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             done.set_result(None)
@@ -259,6 +268,11 @@ class Slot(Stream[T]):
         self._also.clear()
         self.working_on = None
 
+    def begin_again(self) -> None:
+        """Take the current events as if they had not been begun, and drop their notes."""
+        self._forget()
+        self.put_back()
+
     def abandon(self) -> None:
         """Let go of the current events without completing them: their next owner does them again.
 
@@ -275,11 +289,17 @@ class Slot(Stream[T]):
         for view in self.touched:
             view.forget()
         self.touched.clear()
+        if self.shares_tables:
+            self.forget_reads()
 
     # -- completing and waiting ---------------------------------------------------------------
 
     def _complete(self, event: Event) -> None:
         """Apply the noted effects and retire the event, with those that were taken with it."""
+        if self.touched and self.shares_tables:
+            if any(view.outdated() for view in self.views.values()):
+                raise Outdated(f"agent {self.agent.name!r}, {event!r}")
+            self.forget_reads()
         send = self._outbox.send
         gone = 0
         try:
@@ -314,6 +334,11 @@ class Slot(Stream[T]):
             else:
                 event.origin.retire(event.offset)
             self.working_on = None
+
+    def forget_reads(self) -> None:
+        """The event is over; what it has read concerns nobody any more."""
+        for view in self.views.values():
+            view.read.clear()
 
     def _bear(self, event: Event) -> None:
         """Hand the event's children to the agents that read them; the offset waits for them."""
@@ -371,7 +396,7 @@ class WatchingSlot(Slot[T]):
     a part of a topic refuse; and lets children of events go first, other events through the gate.
     """
 
-    __slots__ = ("_dropped", "_gate", "_predicates", "_waiting_children")
+    __slots__ = ("_children_in_turn", "_dropped", "_gate", "_predicates", "_waiting_children")
 
     def __init__(
         self,
@@ -386,6 +411,7 @@ class WatchingSlot(Slot[T]):
         self._dropped = metrics.counter("dropped", reason="filtered").add
         self._gate = gate
         self._waiting_children: deque[Event] = deque()
+        self._children_in_turn = 0
         self._predicates = {source.topic.name: source.predicates for source in agent.sources}
 
     @staticmethod
@@ -397,6 +423,11 @@ class WatchingSlot(Slot[T]):
         while True:
             # First, since its own children may come to this very agent.
             self.finish()
+            self._children_in_turn += 1
+            if self._children_in_turn >= TURN:
+                # Children may beget children without end: the rest of the worker must go on.
+                self._children_in_turn = 0
+                await asyncio.sleep(0)
             if self._waiting_children or not self._gate.passable:
                 await self._next_child()
             value = await super().__anext__()
@@ -418,6 +449,9 @@ class WatchingSlot(Slot[T]):
             event.origin.retire(event.offset)
 
     def _passes(self, event: Event) -> bool:
+        if self.shares_tables and not self._also:
+            # The event before may have read and written nothing.
+            self.forget_reads()
         if event.timestamp > self.clock:
             self.clock = event.timestamp
         return all(predicate(event.value) for predicate in self._predicates[event.origin.topic.name])
@@ -428,6 +462,12 @@ class WatchingSlot(Slot[T]):
             self._drained(self)
             await self.turn()
         self._refill()
+
+    def put_back(self) -> None:
+        for event in reversed(self.current()):
+            (self._waiting_children if isinstance(event.origin, Descent) else self._inbox).appendleft(event)
+        self._also.clear()
+        self.working_on = None
 
     def put_child(self, event: Event) -> None:
         self.handed += 1

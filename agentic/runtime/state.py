@@ -135,7 +135,9 @@ class TaskState:
         layout = self._layouts[table]
         value_of = layout.value_of
         for raw, entry in self.buffers[table].pairs({}):
-            yield raw, layout.keys.decode(raw), entry if value_of is None else value_of(entry)
+            value = entry if value_of is None else value_of(entry)
+            if value is not None:  # the last version of a key may be a tombstone
+                yield raw, layout.keys.decode(raw), value
 
     def sweep(self, table: Table[Any, Any], clock: int) -> None:
         """Delete rows of a table that have expired at `clock`, as far as one look of `SWEEP` rows finds them."""

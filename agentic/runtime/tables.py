@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: Types whose values stay what they are: the bytes of such a key can be remembered.
 IMMUTABLE = frozenset((str, bytes, int))
+#: Integers below this, either sign, are known to have bytes; others show it when they are assigned.
+PLAIN_INT = 1 << 64
 #: Bytes of a key that a table takes: longer ones are a mistake more often than a key.
 MAX_KEY = 64 << 10
 
@@ -106,6 +108,8 @@ class TableView:
         "buffer",
         "layout",
         "overlay",
+        "read",
+        "shared",
         "table",
         "watchers",
     )
@@ -139,6 +143,10 @@ class TableView:
         self._raw = b""
         #: The last key that was found to be ours, beside the event's own.
         self._ours: bytes | None = None
+        #: Do other agents of the task use the table? Then what an event has read is kept until it is complete,
+        #: since they may write it meanwhile.
+        self.shared = False
+        self.read: dict[bytes, Row] = {}
         #: The instances that read the table's changes, and what makes a change's origin of the event's.
         self.watchers: Sequence[tuple[Slot[Any], Callable[[Origin], Origin]]] = ()
 
@@ -152,6 +160,8 @@ class TableView:
             row = self._rows.get(raw)
             if row is None:
                 row = self._load(raw)
+            if self.shared:
+                self.read.setdefault(raw, row)
         entry = row[0]
         if entry is None:
             return MISSING
@@ -160,7 +170,9 @@ class TableView:
     def set(self, key: Any, value: Any) -> None:
         event = self._slot.working_on
         raw = self._raw if key is self._key and event is self._event else self._admit(key, event)
-        entry = value if value.__class__ is self._scalar else self._entry(value)
+        entry = value
+        if value.__class__ is not self._scalar or (value.__class__ is int and not -PLAIN_INT < value < PLAIN_INT):
+            entry = self._entry(value)
         if not self.overlay:
             self._slot.touched.append(self)
         self.overlay[raw] = (entry, event.timestamp)  # type: ignore[union-attr]  # `_admit` has seen that there is one
@@ -173,6 +185,8 @@ class TableView:
             raw = self.table.encode_key(self._keys.encode, key)
         if event is None:
             raise self._no_event()
+        if len(raw) > MAX_KEY:
+            raise CodecError(f"key of table {self.table.name!r}: {len(raw):,} bytes long; at most {MAX_KEY:,}")
         if raw != event.raw_key and raw != self._ours:
             self._check(raw, key)
         if key.__class__ in IMMUTABLE:
@@ -238,6 +252,10 @@ class TableView:
 
     # -- what the slot does -------------------------------------------------------------------
 
+    def outdated(self) -> bool:
+        """Has another agent completed a write of a row that the event has read?"""
+        return any((self._rows.get(raw) or self._load(raw)) != row for raw, row in self.read.items())
+
     def apply(self) -> None:
         """The event is complete: its writes are the table's."""
         overlay = self.overlay
@@ -253,7 +271,7 @@ class TableView:
     def _note_changes(self) -> None:
         """Make a child of each row that the event has written."""
         for raw, row in self.overlay.items():
-            old = self._value(self._rows.get(raw) or self._load(raw))
+            old = self._before(self._rows.get(raw) or self._load(raw))
             new = self._value(row)
             if not self._changed(old, new):
                 continue
@@ -262,6 +280,9 @@ class TableView:
             self._slot.children += [
                 (slot, origin, key, self._keys.to_wire(raw), change) for slot, origin in self.watchers
             ]
+
+    def _before(self, row: Row) -> Any:
+        return self._value(row)
 
     def _changed(self, old: Any, new: Any) -> bool:
         # What the same event has written and deleted was never there.
@@ -286,8 +307,6 @@ class TableView:
 
     def _check(self, raw: bytes, key: Any) -> None:
         """Is it one of the current events' keys, or one that belongs to this partition?"""
-        if len(raw) > MAX_KEY:
-            raise CodecError(f"key of table {self.table.name!r}: {len(raw):,} bytes long; at most {MAX_KEY:,}")
         if not self._checks:
             return
         wire = self._keys.to_wire(raw)
@@ -298,7 +317,8 @@ class TableView:
         if home != self._partition:
             raise WrongPartition(
                 f"table {self.table.name!r}: key {key!r} belongs to partition {home}, and this task has partition "
-                f"{self._partition}: bring the events to their key by topic.group_by(…), or declare check_keys=False"
+                f"{self._partition}: bring the events to their key by topic.group_by(…), or declare check_keys=False; "
+                "for what all tasks look up there is app.global_table(…)"
             )
         self._ours = raw
 
@@ -386,6 +406,10 @@ class ExpiringView(TableView):
     def count(self) -> int:
         return sum(1 for _ in self.scan(MISSING, MISSING, MISSING, False))
 
+    def _before(self, row: Row) -> Any:
+        # Whether it is deleted already depends on checkpoints, and a change must not.
+        return None if row[1] + self._ttl <= self._slot.clock else self._value(row)
+
 
 class VersionedView(TableView):
     """A table that knows its rows as of earlier times. Source: spec, D.2."""
@@ -447,7 +471,11 @@ class VersionedView(TableView):
         self.overlay[raw] = (put.versions if put.versions.timestamps else None, newest)
 
     def _versions(self, raw: bytes) -> versioned.Versions:
-        row = self.overlay.get(raw) or self._rows.get(raw) or self._load(raw)
+        row = self.overlay.get(raw)
+        if row is None:
+            row = self._rows.get(raw) or self._load(raw)
+            if self.shared:
+                self.read.setdefault(raw, row)
         return versioned.EMPTY if row[0] is None else row[0]
 
     def _now(self) -> int:

@@ -19,7 +19,7 @@ from agentic.metrics import Metrics
 from agentic.runtime.gate import Descent, Gate
 from agentic.runtime.outbox import Outbox
 from agentic.runtime.partition import SourcePartition
-from agentic.runtime.slot import ApplyFailed, Slot, WatchingSlot
+from agentic.runtime.slot import NEVER, ApplyFailed, Outdated, Slot, WatchingSlot
 from agentic.runtime.state import TaskState
 from agentic.runtime.stores import Stores
 from agentic.settings import Settings
@@ -59,6 +59,7 @@ class Task:
     ) -> None:
         self.name = name
         self.partition = partition
+        self._agents = tuple(agents)
         #: The tables that its agents use.
         self.tables = tuple(dict.fromkeys(table for agent in agents for table in agent.tables))
         #: Their rows, once the store is open; None before, and for a task without tables.
@@ -79,10 +80,12 @@ class Task:
         self.gate = Gate(self._look_again) if watched else None
         self.slots: list[Slot[Any]] = [
             WatchingSlot(agent, self.drained, outbox, metrics, ask_commit, self.gate or Gate(self._look_again))
-            if watched or WatchingSlot.needed(agent)
+            if watched or WatchingSlot.needed(agent) or self._shares_tables(agent)
             else Slot(agent, self.drained, outbox, metrics, ask_commit)
             for agent in agents
         ]
+        for slot in self.slots:
+            slot.shares_tables = self._shares_tables(slot.agent)
         self._readers: dict[str, list[Slot[Any]]] = {}
         for slot in self.slots:
             for topic in slot.agent.inputs:
@@ -111,6 +114,7 @@ class Task:
                 slot.views = {table: self.state.view(table, slot) for table in slot.agent.tables}
                 for table, view in slot.views.items():
                     view.watchers = self._watchers(table)
+                    view.shared = slot.shares_tables and sum(table in other.agent.tables for other in self.slots) > 1
         self.started = True
         self._runs = [
             asyncio.create_task(self._run(slot), name=f"agent {slot.agent.name} of task {self.name}")
@@ -125,6 +129,10 @@ class Task:
         readers = self.slots if slot.agent.watched else [slot]
         ledgers = [source.ledger_of(reader.agent.name) for source in self.sources.values() for reader in readers]
         return [time for ledger in ledgers if ledger is not None and (time := ledger.stream_time) is not None]
+
+    def _shares_tables(self, agent: Agent) -> bool:
+        """Does another agent of the task use one of this one's tables?"""
+        return any(table in other.tables for other in self._agents if other is not agent for table in agent.tables)
 
     def _watchers(self, table: Table[Any, Any]) -> list[tuple[Slot[Any], Callable[[Origin], Origin]]]:
         """Who reads a table's changes, and what makes the origin of a change of its event's."""
@@ -239,8 +247,9 @@ class Task:
             return
         for table in self.tables:
             if table.ttl is not None:
-                clock = min(slot.clock for slot in self.slots if table in slot.views)
-                self.state.sweep(table, clock)
+                clocks = [slot.clock for slot in self.slots if table in slot.views and slot.clock != NEVER]
+                if clocks:
+                    self.state.sweep(table, min(clocks))
 
     # -- agents -------------------------------------------------------------------------------
 
@@ -262,6 +271,11 @@ class Task:
                     raise
                 self._fail(AgentFailed(f"agent {slot.agent.name!r} was cancelled from within{_at(slot)}"))
                 return
+            except Outdated as error:
+                # As if it had not been begun; a new instance begins it, so that what the agent has read is new.
+                log.debug("done again, what it had read was written meanwhile: %s", error)
+                slot.begin_again()
+                self._metrics.counter("redone", agent=slot.agent.name).add()
             except ApplyFailed as error:
                 self._fail(error)
                 return

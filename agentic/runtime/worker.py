@@ -207,8 +207,7 @@ class Worker(Part):
     @property
     def torn(self) -> bool:
         """Would a checkpoint have to wait for changes of tables that agents have not finished?"""
-        exactly_once = self.app.settings.delivery == "exactly_once"
-        return exactly_once and self.assignment is not None and self.assignment.torn
+        return self.assignment is not None and self.assignment.torn
 
     async def checkpoint(self) -> None:
         """Commit all that is finished now; after an undone transaction, read its events again."""

@@ -87,7 +87,7 @@ def test_a_change_that_fails_stops_the_worker_and_its_event_is_done_again() -> N
     app, numbers, seen, log, _ = watching(delivery="exactly_once")
     with TestDriver(app) as driver:
         driver.send(numbers, 1, key="a")
-        with pytest.raises(AgentFailed, match=r"agent 'report' failed on totals\.changes-0 offset 1 key 'a'"):
+        with pytest.raises(AgentFailed, match=r"agent 'report' failed on changes of totals-0 offset 1 key 'a'"):
             driver.send(numbers, 12, key="a")
         assert [out.value for out in driver.outputs(seen)] == [1]
         assert [out.value for out in driver.outputs(log)] == [[None, 2]]
@@ -188,3 +188,70 @@ def test_a_slow_reader_of_changes_holds_up_no_stop_for_longer_than_the_setting()
     assert driver._now() - before <= 8_000
     with TestDriver(app) as driver:
         assert driver.outputs(log) == []
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_a_row_is_not_committed_before_its_changes_are_done(delivery: str) -> None:
+    app, numbers, _, log, totals = watching(slow=10, delivery=delivery)
+    with TestDriver(app) as driver:
+        driver.send(numbers, 1, key="a")
+        for _ in range(3):
+            # The interval's own checkpoints come by, and must not take the row along.
+            driver.advance(3)
+            driver.crash()
+        driver.advance(20)
+        assert driver.table(totals) == {"a": 2}
+        assert driver.outputs(log)[-1].value == [None, 2]
+
+
+def test_an_event_of_many_rows_makes_as_many_changes() -> None:
+    app = App("many", topic_partitions=1, delivery="exactly_once")
+    numbers = app.topic("numbers", key=str, value=int)
+    rows = app.table("rows", key=str, value=int, check_keys=False)
+    others = app.table("others", key=str, value=int, check_keys=False)
+    seen: list[str] = []
+
+    @app.agent(numbers)
+    async def write(stream: Stream[int]) -> None:
+        async for n in stream:
+            for i in range(300):
+                rows[f"{n}-{i}"] = others[f"{n}-{i}"] = i
+
+    @app.agent(rows.changes())
+    async def report(changes: Stream[Change]) -> None:
+        async for change in changes:
+            seen.append(change.key)
+
+    @app.agent(others.changes())
+    async def report_too(changes: Stream[Change]) -> None:
+        async for change in changes:
+            seen.append(change.key)
+
+    with TestDriver(app) as driver:
+        for n in range(5):
+            driver.send(numbers, n, key="n")
+        assert len(seen) == 3_000
+
+
+def test_a_row_that_had_expired_is_no_old_value() -> None:
+    app = App("expired", topic_partitions=1)
+    numbers = app.topic("numbers", key=str, value=int)
+    rows = app.table("rows", key=str, value=int, ttl=timedelta(seconds=10))
+    seen: list[Change] = []
+
+    @app.agent(numbers)
+    async def write(stream: Stream[int]) -> None:
+        async for n in stream:
+            rows["k"] = n
+
+    @app.agent(rows.changes())
+    async def report(changes: Stream[Change]) -> None:
+        async for change in changes:
+            seen.append(change)
+
+    with TestDriver(app) as driver:
+        driver.send(numbers, 1, key="k", timestamp=0)
+        driver.send(numbers, 2, key="k", timestamp=50_000)
+        assert seen == [("k", None, 1), ("k", None, 2)]
+    with pytest.raises(ConfigurationError, match="when they expire"):
+        rows.group_by(lambda key, row: key, key=str)

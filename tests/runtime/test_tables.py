@@ -559,3 +559,83 @@ def test_rows_of_a_changelog_that_was_deleted_are_not_taken_for_those_of_the_nex
         return rows
 
     assert asyncio.run(scenario()) == {"a": 42}
+
+
+# -- two agents on one table ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("versioned", [None, timedelta(hours=1)])
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_no_update_is_lost_when_another_agent_writes_the_row_meanwhile(delivery: str, versioned: Any) -> None:
+    app = App("sharing", topic_partitions=1, delivery=delivery)
+    slow, fast = app.topic("slow", key=str, value=int), app.topic("fast", key=str, value=int)
+    totals = app.table("totals", key=str, value=int, default=int, versioned=versioned)
+
+    @app.agent(slow)
+    async def add_slowly(stream: Stream[int]) -> None:
+        async for n in stream:
+            totals["k"] += n
+            await asyncio.sleep(1)
+
+    @app.agent(fast)
+    async def add(stream: Stream[int]) -> None:
+        async for n in stream:
+            totals["k"] += n
+
+    with TestDriver(app) as driver:
+        driver.send(slow, 100, key="k", timestamp=20)
+        for n in range(5):
+            driver.send(fast, 1, key="k", timestamp=10 + n)
+        driver.advance(10)
+        assert driver.table(totals) == {"k": 105}
+
+
+def test_an_event_that_only_read_what_another_agent_writes_is_done_once() -> None:
+    app = App("reading", topic_partitions=1)
+    asks, writes = app.topic("asks", key=str, value=int), app.topic("writes", key=str, value=int)
+    rows = app.table("rows", key=str, value=int)
+    seen: list[Any] = []
+
+    @app.agent(asks)
+    async def ask(stream: Stream[int]) -> None:
+        async for _ in stream:
+            seen.append(rows.get("k"))
+            await asyncio.sleep(1)
+
+    @app.agent(writes)
+    async def write(stream: Stream[int]) -> None:
+        async for n in stream:
+            rows["k"] = n
+
+    with TestDriver(app) as driver:
+        driver.send(asks, 1, key="k")
+        driver.send(writes, 7, key="k")
+        driver.advance(1)
+        driver.send(asks, 1, key="k")
+        driver.advance(1)
+        assert seen == [None, 7]
+
+
+# -- values that would fail later -----------------------------------------------------------------
+
+
+def test_what_cannot_be_written_is_refused_where_it_is_assigned() -> None:
+    def huge(table: Any) -> None:
+        table["k"] = 10**5_000
+
+    def nothing(table: Any) -> None:
+        table["k"] = float("nan")
+
+    def long(table: Any) -> None:
+        table["k" * 70_000] = 1
+
+    refusal(huge, CodecError, "value of table 'rows'", value=int)
+    refusal(nothing, CodecError, "value of table 'rows': nan has no JSON", value=float)
+    refusal(long, CodecError, "key of table 'rows': 70,000 bytes long; at most 65,536", value=int)
+
+
+def test_tables_of_other_types_have_other_shapes() -> None:
+    app = App("shapes")
+    one = app.table("one", key=tuple[str, int], value=list[int])
+    two = app.table("two", key=tuple[int, str], value=list[str])
+    assert one.shape != two.shape
