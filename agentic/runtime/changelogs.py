@@ -11,6 +11,7 @@ from agentic.brokers.base import Broker, TopicSpec
 from agentic.errors import CoPartitionError, StateMismatch, TopicExists
 from agentic.runtime.groups import groups
 from agentic.table import Table
+from agentic.topic import Topic
 
 log = logging.getLogger("agentic.worker")
 
@@ -34,11 +35,22 @@ def partitions_of(agents: Sequence[Agent], counts: Mapping[str, int]) -> dict[Ta
             if counts[topic.name] != counts[first.name]:
                 raise CoPartitionError(
                     f"topics {first.name!r} ({counts[first.name]} partitions) and {topic.name!r} "
-                    f"({counts[topic.name]}) meet in table {tables[0].name!r} and must have the same number: bring one "
-                    "over by topic.group_by(…), or make it again"
+                    f"({counts[topic.name]}) meet in table {tables[0].name!r} and must have the same number: "
+                    + _way_out(first, topic)
                 )
         found.update(dict.fromkeys(tables, counts[first.name]))
     return found
+
+
+def _way_out(*topics: Topic[Any, Any]) -> str:
+    # One whose number the worker chose when it made it, by what it was used with then.
+    chosen = next((topic for topic in topics if topic.internal and topic.partitions is None), None)
+    if chosen is None:
+        return "bring one over by topic.group_by(…), or make it again"
+    return (
+        f"{chosen.name!r} was made by the app for other numbers; 'agentic reset' deletes it with the app's state, and "
+        "the next start makes it with the right one"
+    )
 
 
 async def ensure(agents: Sequence[Agent], counts: Mapping[str, int], broker: Broker) -> None:

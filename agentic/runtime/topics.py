@@ -63,41 +63,64 @@ def _group_of_table(
     return next(topics for agents, topics in parts if any(changes in agent.inputs for agent in agents))
 
 
-async def make(app: App, broker: Broker) -> dict[str, int]:
-    """Make those missing topics of the app that may be made; return all topics with their number of partitions."""
-    existing = await broker.topics()
-    specs = needed(app, existing)
+def _lacking(
+    app: App, broker: Broker, specs: Mapping[str, TopicSpec], existing: Mapping[str, int]
+) -> tuple[list[TopicSpec], list[str]]:
+    """Return the missing topics that may be made, and the names of those that may not."""
     internal = {topic.name for topic in app.topics.values() if topic.internal}
     wanted = app.settings.create_topics
     may_create = broker.creates_topics if wanted is None else wanted
-    missing = [spec for name, spec in specs.items() if name not in existing and (may_create or name in internal)]
+    missing = [spec for name, spec in specs.items() if name not in existing]
+    made = [spec for spec in missing if may_create or spec.name in internal]
+    return made, [spec.name for spec in missing if spec not in made]
+
+
+async def _create(broker: Broker, missing: Sequence[TopicSpec], existing: Mapping[str, int]) -> dict[str, int]:
+    """Make topics; return these and those that are there, with their number of partitions."""
     if not missing:
-        return existing
+        return dict(existing)
     try:
         await broker.create_topics(missing)
     except TopicExists:
         # Another worker that starts at this moment was first, and makes the same: look again.
-        existing = await broker.topics()
-        if any(spec.name not in existing for spec in missing):
+        now = await broker.topics()
+        if any(spec.name not in now for spec in missing):
             raise
-        return existing
+        return {**existing, **now}
     log.info("made %s", named("topic", [spec.name for spec in missing]))
     return {**existing, **{spec.name: spec.partitions for spec in missing}}
+
+
+async def make(app: App, broker: Broker) -> dict[str, int]:
+    """Make those missing topics of the app that may be made; return all topics with their number of partitions.
+
+    Where one is missing that may not be made, those that take their number of partitions from others wait for it.
+    """
+    existing = await broker.topics()
+    specs = needed(app, existing)
+    missing, refused = _lacking(app, broker, specs, existing)
+    if refused:
+        waiting = _regrouped(app, existing, specs)
+        missing = [spec for spec in missing if spec.name not in waiting]
+    return await _create(broker, missing, existing)
 
 
 async def ensure(app: App, broker: Broker) -> dict[str, int]:
     """Make the missing topics that may be made; return all of the app's with their number of partitions.
 
     Raises:
-        UnknownTopic: others are missing; names them and the command that makes them.
+        UnknownTopic: others are missing; names them and the command that makes them. Nothing was made.
     """
-    existing = await make(app, broker)
+    existing: Mapping[str, int] = await broker.topics()
     specs = needed(app, existing)
-    if missing := [name for name in specs if name not in existing]:
+    missing, refused = _lacking(app, broker, specs, existing)
+    if refused:
+        # Before anything is made: one that takes its number of partitions from a missing one would get a wrong one.
         raise UnknownTopic(
-            f"{broker.url} has no {named('topic', missing)}; make {'them' if len(missing) > 1 else 'it'} with "
+            f"{broker.url} has no {named('topic', refused)}; make {'them' if len(refused) > 1 else 'it'} with "
             "'agentic topics create', or set create_topics=True"
         )
+    existing = await _create(broker, missing, existing)
     for name, spec in specs.items():
         declared = app.topics[name].partitions if name in app.topics else None
         if declared is not None and existing[name] != spec.partitions:

@@ -12,8 +12,8 @@ import pytest
 from agentic import App, Stream
 from agentic.brokers.base import TopicInfo, TopicSpec
 from agentic.brokers.memory import MemoryBroker
-from agentic.errors import BrokerUnavailable, TopicExists, UnknownTopic
-from agentic.runtime import topics, worker
+from agentic.errors import BrokerUnavailable, CoPartitionError, TopicExists, UnknownTopic
+from agentic.runtime import changelogs, topics, worker
 from agentic.runtime.worker import Worker
 
 
@@ -47,6 +47,57 @@ def test_internal_topics_are_made_even_so() -> None:
     app = App("shop", create_topics=False)
     app.topic("by-user", internal=True)
     assert asyncio.run(topics.ensure(app, MemoryBroker())) == {"shop-by-user": 4}
+
+
+def regrouped_app(**settings: Any) -> App:
+    """An app that brings its orders to another key."""
+    app = App("shop", topic_partitions=4, **settings)
+    orders = app.topic("orders", key=str, value=str)
+    counts = app.table("counts", key=str, value=int, default=int)
+
+    def by_text(order: str) -> str:
+        return order
+
+    @app.agent(orders.group_by(by_text, key=str))
+    async def count(stream: Stream[str]) -> None:
+        async for order in stream:
+            counts[order] += 1
+
+    return app
+
+
+REGROUPED = "shop-orders-by-by_text-repartition"
+
+
+@pytest.mark.parametrize("at_start", [True, False])
+def test_a_topic_for_another_key_is_not_made_before_the_one_that_says_its_partitions(at_start: bool) -> None:
+    app, broker = regrouped_app(create_topics=False), MemoryBroker()
+
+    async def scenario() -> dict[str, int]:
+        if at_start:
+            with pytest.raises(UnknownTopic, match="has no topic 'orders'"):
+                await topics.ensure(app, broker)
+        else:
+            await topics.make(app, broker)
+        assert await broker.topics() == {}
+        await broker.create_topics([TopicSpec("orders", 7)])
+        return await topics.ensure(app, broker)
+
+    assert asyncio.run(scenario()) == {"orders": 7, REGROUPED: 7}
+
+
+def test_a_topic_for_another_key_that_has_other_partitions_by_now_is_named_with_the_way_out() -> None:
+    app = regrouped_app()
+
+    @app.agent(app.topic("users", key=str, value=str), tables=[app.tables["counts"]])
+    async def look(stream: Stream[str]) -> None:
+        async for _ in stream:
+            pass
+
+    counts = {"orders": 7, "users": 7, REGROUPED: 4}
+    message = rf"'{REGROUPED}' \(4 partitions\) and 'users' \(7\) meet in table 'counts'.* 'agentic reset' deletes it"
+    with pytest.raises(CoPartitionError, match=message):
+        changelogs.partitions_of(app.processors(), counts)
 
 
 def test_a_dead_letter_topic_that_is_only_named_is_made_too() -> None:
