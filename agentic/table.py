@@ -15,7 +15,7 @@ from math import isfinite
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from agentic import codecs
-from agentic.brokers.base import TopicSpec
+from agentic.brokers.base import ANY_TIME_CONFIG, TopicSpec
 from agentic.codecs import Codec
 from agentic.codecs.base import type_name
 from agentic.core.times import timestamp_ms
@@ -186,7 +186,7 @@ class Table(MutableMapping[K, V]):
         """Return what its changelog is to be like where it is made; None where nothing is to be made."""
         if self.source is not None or self.changelog_topic is None:
             return None
-        return TopicSpec(self.changelog_topic, partitions, compacted=True)
+        return TopicSpec(self.changelog_topic, partitions, compacted=True, config=ANY_TIME_CONFIG)
 
     @property
     def shape(self) -> str:

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from agentic import codecs
-from agentic.brokers.base import Headers, TopicSpec
+from agentic.brokers.base import ANY_TIME_CONFIG, Headers, TopicSpec
 from agentic.codecs import Codec
 from agentic.core.times import timestamp_ms
 from agentic.errors import ConfigurationError
@@ -56,7 +56,8 @@ class Home:
         full = f"{self.app}-{name}"
         if full in self.topics:
             raise ConfigurationError(f"topic {full!r} is declared twice; give one of them a name=")
-        topic = self.topics[full] = Topic(self, full, internal=True, config={"retention.ms": "-1"}, **options)
+        config = {"retention.ms": "-1", **ANY_TIME_CONFIG}
+        topic = self.topics[full] = Topic(self, full, internal=True, config=config, **options)
         return topic
 
 

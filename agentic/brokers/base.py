@@ -15,6 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+#: Kafka's property for how far ahead of the broker's clock a record's time may be; by default an hour since
+#: Kafka 4. What an app keeps for itself has the times of its events, whatever these are.
+ANY_TIME = "message.timestamp.after.max.ms"
+ANY_TIME_CONFIG = {ANY_TIME: str((1 << 63) - 1)}
+
 #: Headers as they are on the wire: pairs, in order, names may repeat.
 Headers = tuple[tuple[str, bytes], ...]
 

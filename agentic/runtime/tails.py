@@ -46,7 +46,7 @@ class Changelog:
 async def changelogs(
     broker: Broker, tables: Sequence[Table[Any, Any]], partition: int, committed: Committed
 ) -> list[Changelog]:
-    """Return the changelogs of a task's tables; of a table that a topic fills once its reading has been committed.
+    """Return the changelogs of a task's tables.
 
     Raises:
         BrokerUnavailable: try again.
@@ -64,9 +64,11 @@ async def changelogs(
     for table in tables:
         if table.source is not None:
             tp = TopicPartition(table.source.name, partition)
-            if (end := end_of_source(table, (await committed([tp])).get(tp))) is not None:
-                info = await broker.describe_topic(tp.topic)
-                found.append(Changelog(table, tp, info.offsets[partition][0], end, info.id))
+            end = end_of_source(table, (await committed([tp])).get(tp))
+            info = await broker.describe_topic(tp.topic)
+            start = info.offsets[partition][0]
+            # Of what is not committed nothing is due yet; but a store of another topic shows at once.
+            found.append(Changelog(table, tp, start, start if end is None else end, info.id))
     return found
 
 
@@ -84,7 +86,7 @@ async def begin(state: TaskState, changelog: Changelog) -> int:
     table = changelog.table
     at = state.upto.get(table)
     if at is not None and (why := _why_whole(state, at, changelog)):
-        log.info("table %s of task %s is restored whole: %s", table.name, state.name, why)
+        log.warning("table %s of task %s is restored whole: %s", table.name, state.name, why)
         at = None
     if at is None:
         await state.clear(table)
@@ -96,7 +98,7 @@ async def begin(state: TaskState, changelog: Changelog) -> int:
 def _why_whole(state: TaskState, at: int, changelog: Changelog) -> str | None:
     table = changelog.table
     if state.logs.get(table, changelog.id) != changelog.id:
-        return "its changelog was deleted, and another one made"
+        return "the local store is of another changelog: of one that was deleted and made again, or of another broker's"
     if at < changelog.start:
         return f"its changelog begins at {changelog.start} by now, and the local store stands at {at}"
     # A source goes on beyond what was committed of it, and at least once a store may be ahead of that.

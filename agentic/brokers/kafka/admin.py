@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import confluent_kafka as ck
@@ -17,7 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from agentic.brokers.base import GroupInfo, Position, TopicInfo, TopicPartition, TopicSpec
+from agentic.brokers.base import ANY_TIME, GroupInfo, Position, TopicInfo, TopicPartition, TopicSpec
 from agentic.brokers.kafka.config import Config
 from agentic.brokers.kafka.errors import cause, translate
 from agentic.brokers.kafka.offloop import off_loop
@@ -127,16 +128,20 @@ class Admin:
         for spec in specs:
             if spec.partitions < 1:
                 raise BrokerError(f"topic {spec.name!r}: {spec.partitions} partitions can't be; at least 1")
-        new = [
-            NewTopic(spec.name, num_partitions=spec.partitions, replication_factor=-1, config=topic_config(spec))
-            for spec in specs
-        ]
-        futures = self._client.create_topics(new, request_timeout=REQUEST)
+        futures = self._create(specs)
         problem: BrokerError | None = None
         made = []
         for spec in specs:
+            about = f"creating topic {spec.name!r}"
             try:
-                await self._answer(futures[spec.name], f"creating topic {spec.name!r}")
+                try:
+                    await self._answer(futures[spec.name], about)
+                except BrokerError as error:
+                    if ANY_TIME not in spec.config or not _unknown_property(error):
+                        raise
+                    # A broker from before Kafka 3.6 does not know it, and takes any time.
+                    older = replace(spec, config={k: v for k, v in spec.config.items() if k != ANY_TIME})
+                    await self._answer(self._create([older])[spec.name], about)
                 made.append(spec)
             except BrokerError as error:
                 problem = problem or error
@@ -144,6 +149,14 @@ class Admin:
             await self._wait_for_leaders(spec)
         if problem is not None:
             raise problem
+
+    def _create(self, specs: Iterable[TopicSpec]) -> dict[str, Future[None]]:
+        new = [
+            NewTopic(spec.name, num_partitions=spec.partitions, replication_factor=-1, config=topic_config(spec))
+            for spec in specs
+        ]
+        futures: dict[str, Future[None]] = self._client.create_topics(new, request_timeout=REQUEST)
+        return futures
 
     async def _wait_for_leaders(self, spec: TopicSpec) -> None:
         """A new topic has no leaders for a moment, and a client that learns so remembers it."""
@@ -297,6 +310,11 @@ class Admin:
 def unknown_topic(name: str) -> UnknownTopic:
     """Return the error for a topic that is not there."""
     return UnknownTopic(f"topic {name!r} does not exist; create it with `agentic topics create`, or check its name")
+
+
+def _unknown_property(error: BrokerError) -> bool:
+    problem = error.__cause__
+    return isinstance(problem, KafkaException) and cause(problem).code() == KafkaError.INVALID_CONFIG
 
 
 def topic_config(spec: TopicSpec) -> dict[str, str]:
