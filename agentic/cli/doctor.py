@@ -32,7 +32,7 @@ _SECRET = ("password", "secret", "jaas", "key.pem", "token")
 def doctor(ctx: click.Context) -> None:
     """Check settings, versions, broker and topics.
 
-    The exit code is 1 if something is wrong. With -A the app's topics and partition counts are checked as well.
+    The exit code is 1 if something is wrong. With -A the app's topics and changelogs are checked as well.
     """
     choice = current()
     app = choice.app_if_named()
@@ -99,21 +99,24 @@ async def _look(chosen: Settings, app: App | None, problems: list[str]) -> None:
         known = await broker.topics()
         click.echo(f"reached; it has {len(known)} topics")
         if app is not None:
-            _check_topics(app, broker, known, problems)
+            await _check_topics(app, broker, known, problems)
     except AgenticError as error:
         problems.append(str(error))
     finally:
         await broker.close()
 
 
-def _check_topics(app: App, broker: Broker, known: Mapping[str, int], problems: list[str]) -> None:
+async def _check_topics(app: App, broker: Broker, known: Mapping[str, int], problems: list[str]) -> None:
+    """Show the app's topics, and note for what a worker would not start."""
+    from agentic.runtime import changelogs
     from agentic.runtime.topics import needed
 
     wanted = app.settings.create_topics
     makes = broker.creates_topics if wanted is None else wanted
     rows = []
     missing = []
-    for name in needed(app, known):
+    specs = needed(app, known)
+    for name in specs:
         declared = app.topics[name].partitions if name in app.topics else None
         made = makes or (name in app.topics and app.topics[name].internal)
         actual = known.get(name)
@@ -130,7 +133,15 @@ def _check_topics(app: App, broker: Broker, known: Mapping[str, int], problems: 
         else:
             state = "there"
         rows.append((name, actual if actual is not None else "-", declared or "-", state))
+    agents = app.processors()
+    for name in changelogs.names(agents):
+        rows.append((name, known.get(name, "-"), "-", "there" if name in known else "made at start"))
     show_table(["topic", "partitions", "declared", "state"], rows, numbers=["partitions", "declared"])
     if missing:
         are, them = ("is", "it") if len(missing) == 1 else ("are", "them")
         problems.append(f"{named('topic', missing)} {are} missing; make {them} with 'agentic topics create'")
+        # Nobody knows what numbers of partitions they will have.
+        return
+    counts = {name: known.get(name, spec.partitions) for name, spec in specs.items()}
+    async for problem in changelogs.mismatches(changelogs.wanted(agents, counts), known, broker):
+        problems.append(problem)

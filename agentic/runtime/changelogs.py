@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from agentic.agent import Agent
@@ -53,19 +53,57 @@ def _way_out(*topics: Topic[Any, Any]) -> str:
     )
 
 
-async def ensure(agents: Sequence[Agent], counts: Mapping[str, int], broker: Broker) -> None:
-    """Make the changelogs that are missing, and see that the others are what their tables need.
+def names(agents: Sequence[Agent]) -> list[str]:
+    """Return the names of the changelogs that the tables of these agents have."""
+    tables = dict.fromkeys(table for agent in agents for table in agent.tables)
+    return [spec.name for table in tables if (spec := table.spec(1)) is not None]
+
+
+def wanted(agents: Sequence[Agent], counts: Mapping[str, int]) -> dict[str, tuple[Table[Any, Any], TopicSpec]]:
+    """Return what each changelog should be like, with the table that it is of, by name.
+
+    Args:
+        counts: the partitions of each topic.
 
     Raises:
         CoPartitionError: see `partitions_of`.
-        StateMismatch: a changelog has another number of partitions, or is not compacted.
     """
-    wanted: dict[str, tuple[Table[Any, Any], TopicSpec]] = {}
-    for table, partitions in partitions_of(agents, counts).items():
-        if (spec := table.spec(partitions)) is not None:
-            wanted[spec.name] = table, spec
+    tables = partitions_of(agents, counts).items()
+    return {spec.name: (table, spec) for table, number in tables if (spec := table.spec(number)) is not None}
+
+
+async def mismatches(
+    wanted: Mapping[str, tuple[Table[Any, Any], TopicSpec]], existing: Mapping[str, int], broker: Broker
+) -> AsyncIterator[str]:
+    """Yield, for each changelog that is there and not what its table needs, a message that says why."""
+    for name, (table, spec) in wanted.items():
+        if name not in existing:
+            continue
+        if existing[name] != spec.partitions:
+            yield (
+                f"changelog {name!r} has {existing[name]} partitions and the topics of table {table.name!r} have "
+                f"{spec.partitions}: rows would be looked for in the wrong place; 'agentic reset' deletes it with the "
+                "app's state, and the events are counted anew"
+            )
+        elif not (await broker.describe_topic(name)).compacted:
+            yield (
+                f"changelog {name!r} is not compacted, and would lose rows of table {table.name!r} to retention; "
+                "set its cleanup.policy to compact, or let 'agentic reset' delete it"
+            )
+
+
+async def ensure(agents: Sequence[Agent], counts: Mapping[str, int], broker: Broker) -> None:
+    """See that the changelogs are what their tables need, and make those that are missing.
+
+    Raises:
+        CoPartitionError: see `partitions_of`.
+        StateMismatch: a changelog has another number of partitions, or is not compacted. None was made.
+    """
+    specs = wanted(agents, counts)
     existing = await broker.topics()
-    missing = [spec for name, (_, spec) in wanted.items() if name not in existing]
+    async for message in mismatches(specs, existing, broker):
+        raise StateMismatch(message)
+    missing = [spec for name, (_, spec) in specs.items() if name not in existing]
     if missing:
         try:
             await broker.create_topics(missing)
@@ -73,17 +111,3 @@ async def ensure(agents: Sequence[Agent], counts: Mapping[str, int], broker: Bro
             log.info("another worker was first to make %s", ", ".join(spec.name for spec in missing))
         else:
             log.info("made changelogs %s", ", ".join(spec.name for spec in missing))
-    for name, (table, spec) in wanted.items():
-        if name not in existing:
-            continue
-        if existing[name] != spec.partitions:
-            raise StateMismatch(
-                f"changelog {name!r} has {existing[name]} partitions and the topics of table {table.name!r} have "
-                f"{spec.partitions}: rows would be looked for in the wrong place; 'agentic reset' deletes it with the "
-                "app's state, and the events are counted anew"
-            )
-        if not (await broker.describe_topic(name)).compacted:
-            raise StateMismatch(
-                f"changelog {name!r} is not compacted, and would lose rows of table {table.name!r} to retention; "
-                "set its cleanup.policy to compact, or let 'agentic reset' delete it"
-            )

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tables_support
 from cli_support import Shell
 
 from agentic import settings
@@ -53,6 +54,61 @@ def test_a_missing_topic_that_nobody_makes_is_found(words: Shell) -> None:
         "wrong: topics 'words', 'lengths' and 'numbers' are missing;\n"
         "       make them with 'agentic -A app topics create'\n"
     ) in result.stdout
+
+
+def states(report: str) -> dict[str, list[str]]:
+    """Return the lines of the report about topics, by the topic's name."""
+    lines = report.partition("topic ")[2].partition("\n\n")[0].splitlines()[1:]
+    return {name: rest for name, *rest in map(str.split, lines)}
+
+
+def test_changelogs_are_among_the_topics(app: Shell) -> None:
+    letters, changelog = "letters", "counting-totals-changelog"
+    before = states(app.ok("doctor"))
+    assert before[changelog] == ["-", "-", "made", "at", "start"]
+    assert not any("scratch" in name or "latest" in name for name in before)
+    tables_support.count(app, "a")
+    after = states(app.ok("doctor"))
+    assert after[letters] == after[changelog] == ["2", "-", "there"]
+
+
+def test_the_doctor_makes_nothing(app: Shell) -> None:
+    assert states(app.ok("doctor")) == states(app.ok("doctor"))
+
+
+def test_topics_of_a_table_with_other_partition_counts_are_found(shell: Shell) -> None:
+    shell.write(
+        "app.py",
+        """
+        from agentic import App
+
+        app = App("x")
+        rows = app.table("rows", key=str, value=int)
+        few, many = app.topic("few", key=str, partitions=2), app.topic("many", key=str, partitions=3)
+
+        @app.agent(few)
+        async def one(stream):
+            async for _ in stream:
+                rows["a"] = 1
+
+        @app.agent(many)
+        async def two(stream):
+            async for _ in stream:
+                rows["a"] = 2
+        """,
+    )
+    result = shell("-A", "app", "doctor")
+    assert result.exit_code == 1
+    assert "wrong: topics 'few' (2 partitions) and 'many' (3) meet in table 'rows'" in result.stdout
+
+
+def test_all_changelogs_that_are_not_as_they_must_be_are_found(app: Shell) -> None:
+    app.ok("topics", "create", "counting-totals-changelog", "--partitions", 3, "--compacted")
+    app.ok("topics", "create", "counting-cells-changelog", "--partitions", 2)
+    result = app("doctor")
+    assert result.exit_code == 1
+    assert "wrong: changelog 'counting-totals-changelog' has 3 partitions" in result.stdout
+    assert "wrong: changelog 'counting-cells-changelog' is not compacted" in result.stdout
 
 
 def test_an_agent_that_has_nowhere_to_yield_to_is_found(shell: Shell) -> None:
