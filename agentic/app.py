@@ -15,7 +15,7 @@ from agentic.errors import ConfigurationError
 from agentic.metrics import Metrics
 from agentic.settings import Settings
 from agentic.table import GlobalTable, Table
-from agentic.topic import Home, Source, Topic, nearest
+from agentic.topic import Filtered, Home, Source, Topic, nearest
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -161,6 +161,8 @@ class App:
         """
         if name in self.tables:
             raise ConfigurationError(f"table {name!r} is declared twice; keep the first in a variable and use that")
+        if source is not None:
+            _check_whole(name, source)
         table: Table[Any, Any] = Table(
             self.home,
             name,
@@ -198,6 +200,7 @@ class App:
         """
         if name in self.tables:
             raise ConfigurationError(f"table {name!r} is declared twice; keep the first in a variable and use that")
+        _check_whole(name, source)
         if not isinstance(source, Topic):
             raise ConfigurationError(f"table {name!r}: source={source!r} is no topic; make one by app.topic(…)")
         table: GlobalTable[Any, Any] = GlobalTable(self.home, name, source, key=key, value=value, default=default)
@@ -362,3 +365,12 @@ class App:
 
     def __repr__(self) -> str:
         return f"<App {self.name}>"
+
+
+def _check_whole(table: str, source: object) -> None:
+    """A table is restored from the topic that fills it, where the records that a filter refuses stand too."""
+    if isinstance(source, Filtered):
+        raise ConfigurationError(
+            f"table {table!r}: source= is a part of {source.topic.name!r}, and only a whole topic can be a changelog; "
+            "give the topic, and leave out rows where they are read"
+        )

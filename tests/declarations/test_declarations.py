@@ -42,6 +42,17 @@ def test_a_timestamp_that_is_no_plain_function_is_refused(fn: Any) -> None:
         App("shop").topic("numbers", timestamp=fn)
 
 
+@pytest.mark.parametrize("declare", [App.table, App.global_table])
+def test_a_part_of_a_topic_fills_no_table(declare: Any) -> None:
+    app = App("shop")
+    part = app.topic("numbers", key=str, value=int).filter(bool)
+    with pytest.raises(
+        ConfigurationError,
+        match=r"table 'rows': source= is a part of 'numbers', and only a whole topic .*; give the topic",
+    ):
+        declare(app, "rows", source=part)
+
+
 def test_a_callable_object_may_filter_and_tell_the_time() -> None:
     topic = App("shop").topic("numbers", timestamp=int)
     assert topic.filter(functools.partial(max, 0)).topic is topic
