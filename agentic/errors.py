@@ -16,6 +16,11 @@ def named(what: str, names: Iterable[str]) -> str:
     return f"{what}s {', '.join(others)} and {last}" if others else f"{what} {last}"
 
 
+def many(number: int, what: str) -> str:
+    """Return a number of things: ``1 row``, ``2,000 rows``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 class AgenticError(Exception):
     """Base of all errors that agentic raises itself."""
 

@@ -17,7 +17,7 @@ from agentic.brokers.base import Broker
 from agentic.cli import base
 from agentic.cli.choice import current
 from agentic.cli.output import show_table
-from agentic.errors import AgenticError, named
+from agentic.errors import AgenticError, many, named
 from agentic.settings import Settings
 
 _PACKAGES = ("confluent-kafka", "lmdb", "mode-streaming", "msgspec", "orjson", "click", "rich", "uvloop")
@@ -97,7 +97,7 @@ async def _look(chosen: Settings, app: App | None, problems: list[str]) -> None:
         return
     try:
         known = await broker.topics()
-        click.echo(f"reached; it has {len(known)} topics")
+        click.echo(f"reached; it has {many(len(known), 'topic')}")
         if app is not None:
             await _check_topics(app, broker, known, problems)
     except AgenticError as error:

@@ -27,7 +27,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from agentic.brokers.base import Broker, Headers, TopicPartition
 from agentic.cli.records import Form, Record, read_line
 from agentic.core.partitioning import partition_of
-from agentic.errors import ConfigurationError
+from agentic.errors import ConfigurationError, many
 
 #: Lines between two looks at the producer's backlog and the progress bar.
 LOT = 1_000
@@ -108,7 +108,8 @@ async def load(
                     advance()
             except ConfigurationError as error:
                 await producer.flush()
-                raise ConfigurationError(f"{error}; {loaded.sent:,} records before it were sent") from error
+                were = "was" if loaded.sent == 1 else "were"
+                raise ConfigurationError(f"{error}; {many(loaded.sent, 'record')} before it {were} sent") from error
         if there is not None:
             there.check_all_seen(name)
         await producer.flush()

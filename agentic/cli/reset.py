@@ -12,7 +12,7 @@ from agentic.app import App
 from agentic.brokers.base import Broker
 from agentic.cli import base
 from agentic.cli.choice import confirm, current
-from agentic.errors import ConfigurationError, named
+from agentic.errors import ConfigurationError, many, named
 
 
 @click.command(cls=base.Command)
@@ -64,9 +64,9 @@ class Memory:
         """Say what there is, a line each."""
         lines = []
         if self.group:
-            lines.append(f"group {self.group}: committed in {_many(self.offsets, 'partition')}")
-        lines += [f"changelog {name}: {_many(offsets, 'offset')}" for name, offsets in self.changelogs.items()]
-        lines += [f"internal topic {name}: {_many(offsets, 'offset')}" for name, offsets in self.internal.items()]
+            lines.append(f"group {self.group}: committed in {many(self.offsets, 'partition')}")
+        lines += [f"changelog {name}: {many(offsets, 'offset')}" for name, offsets in self.changelogs.items()]
+        lines += [f"internal topic {name}: {many(offsets, 'offset')}" for name, offsets in self.internal.items()]
         if self.local:
             lines.append(f"local state {self.local}: {_size(self.local):,} bytes")
         return lines
@@ -127,10 +127,6 @@ async def check_stopped(app: App, broker: Broker, what: str) -> None:
             raise ConfigurationError(
                 f"{copy.directory}: a process that has left the group still has it open; stop it before the {what}"
             )
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 async def _offsets(broker: Broker, topic: str) -> int:

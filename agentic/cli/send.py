@@ -13,7 +13,7 @@ from agentic.cli.choice import current
 from agentic.cli.completion import topic_names
 from agentic.cli.lookup import partitions_of
 from agentic.cli.records import Form, typed, when
-from agentic.errors import ConfigurationError
+from agentic.errors import ConfigurationError, many
 
 
 @click.command(cls=base.Command)
@@ -69,7 +69,7 @@ def send(
         async def send_lines(broker: Broker) -> None:
             partitions = await present(topic, app, broker)
             result = await load(broker, form, partitions, jsonl, resume=resume)
-            click.echo(f"sent {result.sent:,} records to {topic}" + result.remark)
+            click.echo(f"sent {many(result.sent, 'record')} to {topic}" + result.remark)
 
         choice.with_broker(send_lines)
         return

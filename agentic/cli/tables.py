@@ -16,7 +16,7 @@ from agentic.cli import base
 from agentic.cli.choice import Choice, current
 from agentic.cli.records import Form, clock_time, shown, typed
 from agentic.core.partitioning import partition_of
-from agentic.errors import AgenticError, CodecError, ConfigurationError
+from agentic.errors import AgenticError, CodecError, ConfigurationError, many
 from agentic.table import Table
 
 
@@ -162,7 +162,7 @@ def load(name: str, file: str) -> None:
         loaded = await send_lines(broker, form, partitions, file, resume=False, sink=sink)
         # One that came meanwhile may have restored a part, and taken it for the whole.
         await check_stopped(app, broker, "loading, which is to be done again")
-        click.echo(f"loaded {loaded.sent:,} rows into {name}")
+        click.echo(f"loaded {many(loaded.sent, 'row')} into {name}")
 
     current().with_broker(into_changelog)
 

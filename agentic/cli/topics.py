@@ -10,6 +10,7 @@ from agentic.cli import base
 from agentic.cli.choice import confirm, current
 from agentic.cli.completion import topic_names
 from agentic.cli.lookup import INTERNAL, partitions_of
+from agentic.errors import many
 
 #: Units of time with their plurals, and how many ms they are.
 _UNITS = (
@@ -91,10 +92,10 @@ def describe(name: str) -> None:
 def span(ms: int) -> str:
     """Return a duration in its largest units, the others left out where they are 0: ``7 days``, ``1 hour 30 min``."""
     parts = []
-    for unit, many, size in _UNITS:
+    for unit, units, size in _UNITS:
         count, ms = divmod(ms, size)
         if count:
-            parts.append(f"{count:,} {unit if count == 1 else many}")
+            parts.append(f"{count:,} {unit if count == 1 else units}")
     return " ".join(parts) or "0 ms"
 
 
@@ -118,7 +119,7 @@ def create(name: str | None, partitions: int | None, compacted: bool) -> None:
         spec = TopicSpec(name, partitions, compacted=compacted, config=default.config if default else {})
         made = choice.with_broker(lambda broker: _make(broker, [spec]))
     for spec in made:
-        click.echo(f"created {spec.name} with {spec.partitions} partition{'s' if spec.partitions > 1 else ''}")
+        click.echo(f"created {spec.name} with {many(spec.partitions, 'partition')}")
     if not made:
         click.echo("nothing to create: the app's topics are all there")
 

@@ -139,6 +139,11 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(words: Shell, pack: Call
     assert line == "data: it is UTF-16; write it as UTF-8; 0 records before it were sent"
 
 
+def test_one_line_is_spoken_of_as_one(words: Shell) -> None:
+    text = lines({"value": "one"})
+    assert words.ok("-A", "app", "send", "words", "--jsonl", "-", stdin=text) == "sent 1 record to words\n"
+
+
 def test_an_empty_file_sends_nothing(words: Shell) -> None:
     words.write("data", "")
     assert words.ok("-A", "app", "send", "words", "--jsonl", "data") == "sent 0 records to words\n"

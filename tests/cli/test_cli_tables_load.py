@@ -41,6 +41,10 @@ def test_rows_whose_partition_does_not_follow_from_the_key_stay_in_theirs(app: S
     assert app.ok("tables", "get", "cells", '["king", 2]') == '{"at":7}\n'
 
 
+def test_one_row_is_spoken_of_as_one(app: Shell) -> None:
+    assert app.ok("tables", "load", "totals", "-", stdin='{"key": "a", "value": 1}') == "loaded 1 row into totals\n"
+
+
 def test_a_row_that_can_not_be_loaded_is_named_by_its_line(app: Shell) -> None:
     for line, why in [
         ('{"value": 1}', "it has no key"),
@@ -50,7 +54,7 @@ def test_a_row_that_can_not_be_loaded_is_named_by_its_line(app: Shell) -> None:
         said = app.error("tables", "load", "totals", "-", stdin='{"key": "a", "value": 1}\n' + line)
         assert said.startswith("standard input, line 2: ")
         assert why in said
-        assert said.endswith("1 records before it were sent")
+        assert said.endswith("1 record before it was sent")
 
 
 def test_nothing_is_loaded_while_a_worker_lives(app: Shell, start: Start) -> None:
