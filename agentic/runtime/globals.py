@@ -12,6 +12,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from agentic import codecs
@@ -20,9 +21,10 @@ from agentic.errors import BrokerUnavailable, CodecError, DecodeFailed, TableUna
 from agentic.metrics import Metrics
 from agentic.runtime.outbox import AGAIN
 from agentic.runtime.recovery import Progress
-from agentic.runtime.state import as_mark, number
+from agentic.runtime.state import WRITTEN, as_mark, number
 from agentic.runtime.stores import Stores
 from agentic.runtime.tables import Layout
+from agentic.runtime.tails import TOMBSTONES_KEPT
 from agentic.settings import Settings
 from agentic.state.base import Store
 from agentic.state.buffer import TableBuffer, store_rows
@@ -129,11 +131,18 @@ class Copy:
         """Is what was collected enough to be written?"""
         return len(self._collected) >= BATCH_ROWS or self._size >= BATCH_BYTES
 
-    def write(self) -> list[bytes]:
-        """Write what was collected; return the keys, which are to be forgotten by the cache."""
+    def write(self, *, complete: bool) -> list[bytes]:
+        """Write what was collected; return the keys, which are to be forgotten by the cache.
+
+        Args:
+            complete: with these rows, the copy has all that its topic has.
+        """
         rows, self._collected, self._size = self._collected, {}, 0
         encoded = [(key, *row) for key, row in sorted(rows.items())]
         marks = {str(partition): as_mark(position) for partition, position in self.positions.items()}
+        # A copy that is behind has not seen all deletions: its age counts from when it last had.
+        if complete or self.store.mark(WRITTEN) is None:
+            marks[WRITTEN] = as_mark(time.time_ns() // 1_000_000)
         self.store.write({self.table.name: store_rows(encoded)}, marks)
         return list(rows)
 
@@ -144,7 +153,7 @@ class Copy:
     def clear(self) -> None:
         """Begin the copy anew."""
         # Marks first: a store must not claim rows that it has not. An id of no topic tells that some may be left.
-        self.store.write({}, {OF_TOPIC: b""} | {str(partition): None for partition in self.positions})
+        self.store.write({}, {OF_TOPIC: b"", WRITTEN: None} | {str(partition): None for partition in self.positions})
         self.store.clear(self.table.name)
         self.positions.clear()
         self.topic_id = None
@@ -161,12 +170,16 @@ class Copy:
 def _why_whole(copy: Copy, topic: TopicInfo) -> str | None:
     if copy.topic_id not in (None, topic.id):
         return f"topic {topic.name!r} was deleted and made again, or is another broker's"
+    written = number(copy.store.mark(WRITTEN))
+    old = written is not None and time.time_ns() // 1_000_000 - written > TOMBSTONES_KEPT
     for n, at in sorted(copy.positions.items()):
         if n not in topic.offsets:
             return f"topic {topic.name!r} has no partition {n} by now"
         start, end = topic.offsets[n]
         if not start <= at <= end:
             return f"partition {n} of topic {topic.name!r} has offsets {start} to {end}, and the copy stands at {at}"
+        if at < end and old:
+            return f"the copy is so old that deletions may be missing from topic {topic.name!r}"
     return None
 
 
@@ -299,7 +312,7 @@ class Globals:
         for copies in self._copies.values():
             for copy in copies:
                 if copy.full or (everything and copy.dirty):
-                    copy.forget(await self._stores.run(copy.write))
+                    copy.forget(await self._stores.run(partial(copy.write, complete=everything)))
 
     def _publish(self) -> None:
         """Let agents and tasks see the copies."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,7 +14,8 @@ from agentic.brokers.base import TopicPartition, TopicSpec
 from agentic.brokers.memory import MemoryBroker
 from agentic.errors import AgentFailed, ConfigurationError, DecodeFailed, TableUnavailable
 from agentic.runtime import topics
-from agentic.runtime.globals import OF_TOPIC, Globals
+from agentic.runtime.globals import OF_TOPIC, Copy, Globals
+from agentic.runtime.state import WRITTEN, as_mark, number
 from agentic.runtime.stores import MemoryStores
 from agentic.runtime.worker import Worker
 from agentic.state.base import Store
@@ -294,3 +296,43 @@ def test_a_copy_whose_clearing_was_cut_short_is_cleared_again() -> None:
         return rows
 
     assert asyncio.run(scenario()) == {"chf": 3.0}
+
+
+@pytest.mark.parametrize("hours, deleted_is_gone", [(23, False), (25, True)])
+def test_an_old_copy_that_lacks_something_is_loaded_whole(
+    hours: int, deleted_is_gone: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> dict[str, float]:
+        shops, url = Shops(), f"memory://old-copy-{hours}"
+        broker = await opened(url)
+        await shops.send(broker, eur=2.0)
+        await shops.seen(url)
+        store = shops.kept.stores["global rates"]
+        # As if chf had come too, and its deletion had been compacted away since.
+        store.write({"rates": [(b"chf", store.get("rates", b"eur"))]}, {})
+        store.write({}, {WRITTEN: as_mark(time.time_ns() // 1_000_000 - hours * 3_600_000)})
+        assert "chf" in await shops.seen(url)
+        await shops.send(broker, eur=2.5)
+        rows = await shops.seen(url)
+        await broker.close()
+        return rows
+
+    rows = asyncio.run(scenario())
+    assert rows["eur"] == 2.5
+    assert ("chf" not in rows) is deleted_is_gone is ("deletions may be missing from topic 'rates'" in caplog.text)
+
+
+def test_a_copy_that_is_behind_keeps_its_age_until_it_has_caught_up() -> None:
+    async def scenario() -> tuple[int | None, int | None]:
+        shops = Shops()
+        copy = Copy(shops.table, await shops.kept.open("global rates", {"rates": shops.table.shape}), 1 << 20)
+        copy.write(complete=True)
+        copy.store.write({}, {WRITTEN: as_mark(1)})
+        copy.write(complete=False)
+        behind = number(copy.store.mark(WRITTEN))
+        copy.write(complete=True)
+        return behind, number(copy.store.mark(WRITTEN))
+
+    behind, caught_up = asyncio.run(scenario())
+    assert behind == 1
+    assert caught_up is not None and caught_up > 1
