@@ -279,3 +279,32 @@ def test_an_error_in_the_listener_comes_out_of_poll(cluster: Cluster, protocol: 
             await consumer.close()
 
     asyncio.run(scenario())
+
+
+def test_a_partition_that_went_while_it_was_paused_flows_when_it_comes_back(cluster: Cluster, protocol: str) -> None:
+    """The client pauses by itself what nobody takes, and librdkafka keeps that over a change of owner."""
+
+    async def scenario() -> None:
+        async with cluster.open({"group.protocol": protocol}, a=2) as broker:
+            topic = f"{cluster.name}.a"
+            for partition in (0, 1):
+                await fill(broker, topic, partition, 5)
+            first, second = (broker.consumer(cluster.name, [topic]) for _ in range(2))
+            one, two = Recorder(), Recorder()
+            await first.start(one)
+            await until(lambda: len(one.owned) == 2, [first])
+            member = first._member
+            assert member is not None
+            await member.call(member.pause, list(one.owned))
+            await second.start(two)
+            await until(lambda: len(one.owned) == len(two.owned) == 1, [first, second])
+            (moved,) = two.owned
+            await second.close()
+            await until(lambda: moved in one.owned, [first])
+            await fill(broker, topic, moved.partition, 1)
+            got: list[TopicPartition] = []
+            while moved not in got:
+                got += [batch.tp for batch in await asyncio.wait_for(first.poll(PATIENCE), PATIENCE) if batch.offsets]
+            await first.close()
+
+    asyncio.run(scenario())

@@ -232,6 +232,9 @@ class Member(Poller):
             self._consumer.assign(list(assigned.values()))
         else:
             self._consumer.incremental_assign(list(assigned.values()))
+        # librdkafka keeps a partition paused that went while it was, and comes back to the same client.
+        if fresh := [tp for tp in tps if tp not in self._paused]:
+            self._consumer.resume(partitions_of(fresh))
         if early := [tp for tp in tps if tp in self._paused]:
             self._consumer.pause(partitions_of(early))
 
