@@ -75,6 +75,8 @@ class LocalStores:
         except asyncio.CancelledError:
             # The thread can't be stopped, and must not work on a store that its owner takes for free.
             await asyncio.wait([running])
+            # Who asked has gone; how it ended concerns nobody any more.
+            running.exception()
             raise
 
 

@@ -116,3 +116,21 @@ def test_a_timestamp_of_63_bits_is_taken_and_a_negative_one_is_not() -> None:
 def test_a_duration_that_no_clock_can_count_is_refused(duration: Any) -> None:
     with pytest.raises(ValueError, match="is no time to wait"):
         seconds(duration)
+
+
+def test_a_command_needs_no_parentheses() -> None:
+    app = App("shop")
+
+    @app.command
+    def open_shop() -> str:
+        return "open"
+
+    assert open_shop() == "open"
+    assert list(app.commands) == ["open-shop"]
+    assert app.commands["open-shop"].params == ()
+
+
+@pytest.mark.parametrize("internal", [False, True])
+def test_a_topics_name_is_a_str(internal: bool) -> None:
+    with pytest.raises(ConfigurationError, match=r"topic name (5|\[\]) is a (int|list), and must be a str"):
+        App("shop").topic(5 if internal else [], internal=internal)  # type: ignore[arg-type]
