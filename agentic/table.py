@@ -252,11 +252,13 @@ class Table(MutableMapping[K, V]):
         except LookupError:
             raise self._unavailable() from None
         value: V = view.get(key)
-        if value is MISSING:
-            if self.default is None:
-                raise KeyError(key)
-            return self.default()
-        return value
+        return self._missing(key) if value is MISSING else value
+
+    def _missing(self, key: K) -> V:
+        """Return the default for a key without a row, or raise KeyError where there is none."""
+        if self.default is None:
+            raise KeyError(key)
+        return self.default()
 
     def __setitem__(self, key: K, value: V) -> None:
         try:
@@ -418,11 +420,7 @@ class GlobalTable(Table[K, V]):
 
     def __getitem__(self, key: K) -> V:
         value: V = self._view().get(key)
-        if value is MISSING:
-            if self.default is None:
-                raise KeyError(key)
-            return self.default()
-        return value
+        return self._missing(key) if value is MISSING else value
 
     def __setitem__(self, key: K, value: V) -> None:
         self._view().set(key, value)

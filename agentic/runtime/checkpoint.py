@@ -127,8 +127,9 @@ class Checkpointer:
             await self._outbox.flush()
             ends = await self._ends(states)
             await self._outbox.commit(positions, self._consumer)
+            ends = {**{tp: position.offset for tp, position in positions.items()}, **ends}
             for state in states:
-                await state.write({**{tp: position.offset for tp, position in positions.items()}, **ends})
+                await state.write(ends)
         except TransactionAborted as error:
             return self._undone(error)
         except NotOwner as error:

@@ -17,18 +17,17 @@ from typing import Any
 
 from agentic import codecs
 from agentic.brokers.base import Batch, Broker, TopicInfo, TopicPartition
-from agentic.errors import BrokerUnavailable, CodecError, DecodeFailed, TableUnavailable
+from agentic.errors import BrokerUnavailable, CodecError, DecodeFailed
 from agentic.metrics import Metrics
 from agentic.runtime.outbox import AGAIN
 from agentic.runtime.recovery import Progress
 from agentic.runtime.state import WRITTEN, as_mark, number
 from agentic.runtime.stores import Stores
-from agentic.runtime.tables import Layout
+from agentic.runtime.tables import Layout, filled
 from agentic.runtime.tails import TOMBSTONES_KEPT
 from agentic.settings import Settings
 from agentic.state.base import Store
 from agentic.state.buffer import TableBuffer, store_rows
-from agentic.state.keys import prefix_end
 from agentic.table import MISSING, GlobalTable
 
 log = logging.getLogger("agentic.worker")
@@ -81,13 +80,7 @@ class Copy:
 
     def scan(self, start: Any, stop: Any, prefix: Any, reverse: bool) -> Iterator[tuple[Any, Any]]:
         keys, value_of = self._layout.keys, self._layout.value_of
-        low, high = b"", None
-        if prefix is not MISSING:
-            low = self.table.encode_key(keys.encode_prefix, prefix)
-            high = prefix_end(low)
-        else:
-            low = low if start is MISSING else self.table.encode_key(keys.encode, start)
-            high = high if stop is MISSING else self.table.encode_key(keys.encode, stop)
+        low, high = self._layout.bounds(start, stop, prefix)
         for raw, entry in self._buffer.pairs({}, low, high, reverse=reverse):
             yield keys.decode(raw), entry if value_of is None else value_of(entry)
 
@@ -95,17 +88,10 @@ class Copy:
         return self._buffer.count({})
 
     def set(self, key: Any, value: Any) -> None:
-        self._refuse()
+        raise filled(self.table, self.table.source_topic)
 
     def remove(self, key: Any) -> bool:
-        self._refuse()
-        return False
-
-    def _refuse(self) -> None:
-        raise TableUnavailable(
-            f"table {self.table.name!r} is filled by topic {self.table.source_topic.name!r}: "
-            "send to that topic in place of writing here"
-        )
+        raise filled(self.table, self.table.source_topic)
 
     def at(self, key: Any, timestamp: int) -> Any:
         raise TypeError(f"table {self.table.name!r} is global and keeps no history")

@@ -21,6 +21,7 @@ from agentic.state.buffer import Row, TableBuffer
 from agentic.state.keys import KeyFormat, key_format, prefix_end
 from agentic.stream import Event, Origin
 from agentic.table import MISSING, Change, Table
+from agentic.topic import Topic
 
 if TYPE_CHECKING:
     from agentic.runtime.slot import Slot
@@ -64,6 +65,15 @@ class Layout:
         text = isinstance(table.key, Text)
         self.encode_key: Callable[[Any], bytes] = str.encode if text else self.keys.encode
         self.decode_key: Callable[[bytes], Any] = bytes.decode if text else self.keys.decode
+        self._encoded: Callable[[Callable[[Any], bytes], Any], bytes] = table.encode_key
+
+    def bounds(self, start: Any, stop: Any, prefix: Any) -> tuple[bytes, bytes | None]:
+        """Return the stored bytes between which a scan goes; `MISSING` for a bound means none."""
+        if prefix is not MISSING:
+            low = self._encoded(self.keys.encode_prefix, prefix)
+            return low, prefix_end(low)
+        low = b"" if start is MISSING else self._encoded(self.keys.encode, start)
+        return low, None if stop is MISSING else self._encoded(self.keys.encode, stop)
 
 
 def _latest_by(decode: Callable[[bytes], Any]) -> Callable[[Any], Any]:
@@ -209,29 +219,20 @@ class TableView:
 
     def remove(self, key: Any) -> bool:
         there = self.get(key) is not MISSING
-        event = self._slot.working_on
-        if there and event is not None:
+        if there:
             self._writable()
-            self._write(self._encode_key(key), None, event)
+            raw, event = self._ours_of(key)
+            self._write(raw, None, event)
         return there
 
     def scan(self, start: Any, stop: Any, prefix: Any, reverse: bool) -> Iterator[tuple[Any, Any]]:
-        event = self._slot.working_on
-        if event is None:
+        if self._slot.working_on is None:
             raise self._no_event()
-        low, high = self._bounds(start, stop, prefix)
+        low, high = self.layout.bounds(start, stop, prefix)
         return self._decoded(self._entries(low, high, reverse))
 
     def _entries(self, low: bytes, high: bytes | None, reverse: bool) -> Iterator[tuple[bytes, Any]]:
         return self.buffer.pairs(self.overlay, low, high, reverse=reverse)
-
-    def _bounds(self, start: Any, stop: Any, prefix: Any) -> tuple[bytes, bytes | None]:
-        encode = self._keys.encode
-        if prefix is not MISSING:
-            low = self.table.encode_key(self._keys.encode_prefix, prefix)
-            return low, prefix_end(low)
-        low = b"" if start is MISSING else self.table.encode_key(encode, start)
-        return low, None if stop is MISSING else self.table.encode_key(encode, stop)
 
     def _decoded(self, rows: Iterator[tuple[bytes, Any]]) -> Iterator[tuple[Any, Any]]:
         decode, value_of = self.layout.decode_key, self._value_of
@@ -334,6 +335,13 @@ class TableView:
         )
 
 
+def filled(table: Table[Any, Any], source: Topic[Any, Any]) -> TableUnavailable:
+    """Return the error for whoever writes a table that a topic fills."""
+    return TableUnavailable(
+        f"table {table.name!r} is filled by topic {source.name!r}: send to that topic in place of writing here"
+    )
+
+
 class FedView(TableView):
     """A table that a topic fills: agents only read it."""
 
@@ -345,9 +353,7 @@ class FedView(TableView):
     def _writable(self) -> None:
         source = self.table.source
         assert source is not None, "only such tables are fed"
-        raise TableUnavailable(
-            f"table {self.table.name!r} is filled by topic {source.name!r}: send to that topic in place of writing here"
-        )
+        raise filled(self.table, source)
 
     def feed(self, event: Event) -> None:
         """Take a record of the source: the last one of a key is its row, a tombstone deletes it.
@@ -382,15 +388,15 @@ class ExpiringView(TableView):
     def get(self, key: Any) -> Any:
         value = super().get(key)
         if value is not MISSING:
-            raw = self._encode_key(key)
+            raw, _ = self._ours_of(key)
             row = self.overlay.get(raw) or self._rows.get(raw) or self._load(raw)
-            if row[1] + self._ttl <= self._slot.clock:
+            if self._ended(row):
                 return MISSING
         return value
 
     def set(self, key: Any, value: Any) -> None:
         super().set(key, value)
-        raw = self._encode_key(key)
+        raw, _ = self._ours_of(key)
         self.overlay[raw] = (self.overlay[raw][0], self._slot.clock)
 
     def _write(self, raw: bytes, entry: Any, event: Event) -> None:
@@ -408,7 +414,10 @@ class ExpiringView(TableView):
 
     def _before(self, row: Row) -> Any:
         # Whether it is deleted already depends on checkpoints, and a change must not.
-        return None if row[1] + self._ttl <= self._slot.clock else self._value(row)
+        return None if self._ended(row) else self._value(row)
+
+    def _ended(self, row: Row) -> bool:
+        return row[1] + self._ttl <= self._slot.clock
 
 
 class VersionedView(TableView):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,7 +60,6 @@ class Task:
     ) -> None:
         self.name = name
         self.partition = partition
-        self._agents = tuple(agents)
         #: The tables that its agents use.
         self.tables = tuple(dict.fromkeys(table for agent in agents for table in agent.tables))
         #: Their rows, once the store is open; None before, and for a task without tables.
@@ -76,16 +76,19 @@ class Task:
         self._alarm: asyncio.TimerHandle | None = None
         self._closing = False
         watched = any(agent.watched for agent in agents)
+        uses = Counter(table for agent in agents for table in agent.tables)
+        #: The tables that more than one of the agents uses.
+        self._shared = {table for table, users in uses.items() if users > 1}
         #: Holds events back while children of others are under way; None where no event can have any.
         self.gate = Gate(self._look_again) if watched else None
         self.slots: list[Slot[Any]] = [
             WatchingSlot(agent, self.drained, outbox, metrics, ask_commit, self.gate or Gate(self._look_again))
-            if watched or WatchingSlot.needed(agent) or self._shares_tables(agent)
+            if watched or WatchingSlot.needed(agent) or self._shared.intersection(agent.tables)
             else Slot(agent, self.drained, outbox, metrics, ask_commit)
             for agent in agents
         ]
         for slot in self.slots:
-            slot.shares_tables = self._shares_tables(slot.agent)
+            slot.shares_tables = bool(self._shared.intersection(slot.agent.tables))
         self._readers: dict[str, list[Slot[Any]]] = {}
         for slot in self.slots:
             for topic in slot.agent.inputs:
@@ -114,7 +117,7 @@ class Task:
                 slot.views = {table: self.state.view(table, slot) for table in slot.agent.tables}
                 for table, view in slot.views.items():
                     view.watchers = self._watchers(table)
-                    view.shared = slot.shares_tables and sum(table in other.agent.tables for other in self.slots) > 1
+                    view.shared = table in self._shared
         self.started = True
         self._runs = [
             asyncio.create_task(self._run(slot), name=f"agent {slot.agent.name} of task {self.name}")
@@ -129,10 +132,6 @@ class Task:
         readers = self.slots if slot.agent.watched else [slot]
         ledgers = [source.ledger_of(reader.agent.name) for source in self.sources.values() for reader in readers]
         return [time for ledger in ledgers if ledger is not None and (time := ledger.stream_time) is not None]
-
-    def _shares_tables(self, agent: Agent) -> bool:
-        """Does another agent of the task use one of this one's tables?"""
-        return any(table in other.tables for other in self._agents if other is not agent for table in agent.tables)
 
     def _watchers(self, table: Table[Any, Any]) -> list[tuple[Slot[Any], Callable[[Origin], Origin]]]:
         """Who reads a table's changes, and what makes the origin of a change of its event's."""

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from kept import Kept
 
 from agentic import App, Stream
 from agentic.brokers.base import TopicPartition, TopicSpec
@@ -150,18 +151,6 @@ def test_a_record_that_cannot_be_decoded_meets_the_policy() -> None:
         TestDriver(app) as driver,
     ):
         driver.send_raw(rates, b"two", key=b"eur")
-
-
-class Kept(MemoryStores):
-    """Stores that outlive their worker, as those on disk do."""
-
-    def __init__(self) -> None:
-        self.stores: dict[str, Store] = {}
-
-    async def open(self, task: str, tables: Any) -> Store:
-        if task not in self.stores:
-            self.stores[task] = await super().open(task, tables)
-        return self.stores[task]
 
 
 class Shops:

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from kept import Kept
 
 from agentic import App, Stream
 from agentic.brokers.base import TopicPartition, TopicSpec
@@ -20,9 +21,7 @@ from agentic.errors import (
     TableUnavailable,
     WrongPartition,
 )
-from agentic.runtime.stores import MemoryStores
 from agentic.runtime.worker import Worker
-from agentic.state.base import Store
 from agentic.table import Table
 from agentic.testing import TestDriver
 from agentic.topic import Topic
@@ -510,17 +509,6 @@ def test_an_agent_can_have_its_work_committed_before_it_goes_on() -> None:
 
 
 def test_rows_of_a_changelog_that_was_deleted_are_not_taken_for_those_of_the_next() -> None:
-    class Kept(MemoryStores):
-        """Stores that outlive their worker, as those on disk do."""
-
-        def __init__(self) -> None:
-            self.stores: dict[str, Store] = {}
-
-        async def open(self, task: str, tables: Any) -> Store:
-            if task not in self.stores:
-                self.stores[task] = await super().open(task, tables)
-            return self.stores[task]
-
     app, numbers, _, totals = counting()
     log = "counting-totals-changelog"
 
