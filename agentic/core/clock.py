@@ -1,0 +1,136 @@
+"""The stream time of a task, held back by what is not finished.
+
+Kafka Streams' stream time is the greatest timestamp of a record so far. When events run out of
+order, a later one may finish first; were its timestamp to move the clock at once, a window could
+close before an earlier event, still in flight, is in it. So whatever is unfinished holds the clock.
+
+One convention (spec rule 25): a hold at `h` keeps the clock at `h - 1` or before. `h` is the earliest
+timestamp that may still come from the holder, and something due at `h` is due when the clock has
+reached it: so an event with timestamp `t` holds at `t`. An event that is late already can't take the
+clock back: it holds at the clock + 1, and keeps the clock where it is. This is rule 26, whose
+``max(t - 1, clock at its issue)`` names the last value that the clock may have, one below the hold.
+Then ``now = max(now, min(seen, least hold - 1))``, at each change of `seen` or of a hold.
+
+From it follows:
+
+* While an event is in flight, the clock shows at most what Kafka Streams' stream time was before
+  that event: running out of order makes no event late.
+* One event after the other: between them the clock is the greatest timestamp so far, Kafka Streams'
+  stream time. Inside of the agent it is ``max(now, t)`` there, and so it is to be shown.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+#: The clock of a task that has seen nothing: before any timestamp.
+NEVER = -(1 << 63)
+#: So many released holds may lie about before the heap is rebuilt without them.
+_SLACK = 64
+
+
+class Hold:
+    """What keeps a clock back.
+
+    Attributes:
+        at: the clock stays at `at` - 1 or before.
+        owner: what the holder gave, to be shown.
+    """
+
+    __slots__ = ("_clock", "at", "owner")
+
+    def __init__(self, clock: Clock, at: int, owner: object) -> None:
+        self._clock: Clock | None = clock
+        self.at = at
+        self.owner = owner
+
+    def __repr__(self) -> str:
+        return f"Hold(at={self.at}, owner={self.owner!r})"
+
+
+class Clock:
+    """A task's input clock, in milliseconds. It never goes back.
+
+    What may leave something behind, as an event that sets a timer or is deferred, places the holds of
+    that before its own is released: in between, the clock would pass it.
+
+    Args:
+        restored: where the clock stood at the last commit, if it ever stood anywhere. Not the greatest
+            timestamp then: what was unfinished comes again, and would be late.
+
+    Attributes:
+        now: the time that all has been processed up to, `NEVER` at first.
+        seen: the greatest timestamp so far, `NEVER` at first.
+    """
+
+    __slots__ = ("_heap", "_live", "_placed", "now", "seen")
+
+    def __init__(self, restored: int | None = None) -> None:
+        self.now = self.seen = NEVER if restored is None else restored
+        # The least is never a released one; behind it released ones wait until they come up. Equal
+        # holds go by when they were placed.
+        self._heap: list[tuple[int, int, Hold]] = []
+        self._placed = 0
+        self._live = 0
+
+    @property
+    def oldest(self) -> Hold | None:
+        """What keeps the clock back most, the longest placed of equals."""
+        return self._heap[0][2] if self._heap else None
+
+    @property
+    def holds(self) -> int:
+        """How many holds there are."""
+        return self._live
+
+    def issue(self, timestamp: int, owner: object = None) -> Hold:
+        """Take note of an event that is to be processed, and return its hold, to be released when it is finished."""
+        hold = self.hold(timestamp, owner)
+        if timestamp > self.seen:
+            self.seen = timestamp
+            self._advance()
+        return hold
+
+    def skip(self, timestamp: int) -> None:
+        """Take note of an event that is finished already, as one that was done before a restart."""
+        if timestamp > self.seen:
+            self.seen = timestamp
+            self._advance()
+
+    def hold(self, at: int, owner: object = None) -> Hold:
+        """Keep the clock at `at` - 1 or before; where it stands, if it is there or further already."""
+        if at <= self.now:
+            at = self.now + 1
+        hold = Hold(self, at, owner)
+        self._placed += 1
+        self._live += 1
+        heappush(self._heap, (at, self._placed, hold))
+        return hold
+
+    def release(self, hold: Hold) -> None:
+        """Take a hold away, and move the clock as far as it may.
+
+        Raises:
+            ValueError: it was released before, or is not of this clock.
+        """
+        if hold._clock is not self:
+            raise ValueError(f"{hold!r} is not held by this clock; release a hold once, on the clock that gave it")
+        hold._clock = None
+        self._live -= 1
+        heap = self._heap
+        if heap[0][2] is hold:
+            heappop(heap)
+            while heap and heap[0][2]._clock is None:
+                heappop(heap)
+            self._advance()
+        elif len(heap) > 2 * self._live + _SLACK:
+            # Else one hold of an hour would keep all that were released behind it in memory.
+            self._heap = [entry for entry in heap if entry[2]._clock is not None]
+            heapify(self._heap)
+
+    def _advance(self) -> None:
+        time = self.seen
+        if self._heap and self._heap[0][0] <= time:
+            time = self._heap[0][0] - 1
+        if time > self.now:
+            self.now = time
