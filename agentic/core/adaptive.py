@@ -1,20 +1,25 @@
 """How many events to have in flight, when nobody knows how many the service behind takes.
 
 Little's law: while the limit is full, throughput = limit / latency. So latency alone tells whether
-more in flight brings more: as long as it stays where it is, throughput grows with the limit; once it
+more in flight brings more: while it stays where it is, throughput grows with the limit; once it
 grows as the limit does, the service is at its capacity and the rest only queues. From that:
 
-* The limit grows as long as latency is near the least latency known, and only if it was what kept
-  events from starting. It doubles until it has been cut once, and then grows by its square root.
-* It is cut by a quarter when latency is half as much again as the least, or when failures have
-  become more than usual.
-* If latency has hardly fallen after the limit has been cut twice, the latency is not of our making:
-  the service is slower now, or takes more time for much that it does at once. Then this latency is
-  the one to compare with from now on, and the limit goes back to where it was.
+* The limit grows as long as latency is near the least that is known, and only if it was what kept
+  events from starting. It doubles until it is cut for the first time, and then grows by its square
+  root, or an eighth of it if that is less.
+* It is cut when latency is half as much again as the least, or when more fails than usual. The cut
+  is deep enough to end below what the least latency belongs to. So a least latency that was taken
+  while events queued already is found out, step by step.
+* If latency has hardly fallen after two cuts, it is not of our making: the service is slower now, or
+  takes its time for much that it does at once. Then this latency is what to compare with from now
+  on, and the limit goes back to where it was before the cuts.
 
-After each change as many events as were in flight are let pass before anything is measured, since
-they waited in the queue that was there before. Additive increase, multiplicative decrease, as in
-TCP; the comparison with the least latency is TCP Vegas'.
+Means of few events scatter. So a latency is less than the least only by two standard errors, and
+more by as many; and likewise for failures. After each change of the limit as many events as were in
+flight are let pass before anything is measured, since they stood in the queue that was there before.
+
+Additive increase and multiplicative decrease are TCP's; the comparison with the least latency is
+TCP Vegas'.
 """
 
 from __future__ import annotations
@@ -23,19 +28,21 @@ import math
 
 from agentic.errors import ConfigurationError
 
-#: Where it begins: a few, so that slow calls give a measure in one round.
+#: Where the limit begins: enough that slow calls give a measure in a round or two, and few for any service.
 _START = 8
 #: At least so many seconds are measured before the limit is decided anew.
 _INTERVAL = 0.5
-#: At most so many events are waited for: their mean is known to a tenth even if latencies scatter widely.
+#: For at most so many events: two standard errors are a fifth of the mean then, even if latencies scatter widely.
 _ENOUGH = 100
 #: A latency so many times the least is a queue, not chance.
 _INFLATED = 1.5
-_CUT = 0.75
-#: After two cuts a queue of ours would leave at most 0.67 of the latency.
+#: _INFLATED * _CUT is less than 1, so that a cut ends below the capacity that the least latency speaks of.
+_CUT = 0.6
+#: A queue of ours, of half as much again, leaves 0.67 of the latency when it is gone.
 _OURS = 0.8
-#: Failures count as more than usual above so large a share and twice the usual one.
-_FAILING = 0.05
+#: A share of failures that is never too much.
+_FEW_FAILURES = 0.05
+#: How fast a share of failures that stays becomes the usual one: about four decisions.
 _SMOOTHING = 0.2
 
 
@@ -56,7 +63,6 @@ class Adaptive:
     """
 
     __slots__ = (
-        "_base",
         "_cut_from",
         "_cut_latency",
         "_cuts",
@@ -67,8 +73,10 @@ class Adaptive:
         "_full",
         "_latencies",
         "_least",
+        "_least_latency",
         "_most",
         "_need",
+        "_squares",
         "_successes",
         "_usual",
         "limit",
@@ -82,20 +90,20 @@ class Adaptive:
         self._least = least
         self._most = most
         self.limit = min(max(_START, least), most)
-        #: The least mean latency known.
-        self._base = math.inf
+        self._least_latency = math.inf
         self._doubling = True
         self._usual = 0.0
         self._cuts = 0
         self._cut_from = self.limit
         self._cut_latency = 0.0
-        self._flushing = False
+        self._flushing = True
         self._measure(-math.inf)
 
     def completed(self, latency: float, now: float) -> None:
         """Count an event that succeeded after so many seconds."""
         self._successes += 1
         self._latencies += latency
+        self._squares += latency * latency
         if now >= self._due and self._successes + self._failures >= self._need:
             self._decide(now)
 
@@ -110,8 +118,9 @@ class Adaptive:
         self._full = True
 
     def _measure(self, now: float) -> None:
+        """Begin to measure."""
         self._successes = self._failures = 0
-        self._latencies = 0.0
+        self._latencies = self._squares = 0.0
         self._full = False
         self._due = now + _INTERVAL
         self._need = min(2 * self.limit, _ENOUGH)
@@ -125,31 +134,49 @@ class Adaptive:
             self._need = in_flight
 
     def _decide(self, now: float) -> None:
-        if self._flushing or self._due == -math.inf:
+        if self._flushing:
             self._flushing = False
             self._measure(now)
             return
         limit = self.limit
-        ended = self._successes + self._failures
-        share = self._failures / ended
-        failing = share > _FAILING and share > 2 * self._usual
-        self._usual += _SMOOTHING * (share - self._usual)
-        latency = self._latencies / self._successes if self._successes else self._base
-        self._base = min(self._base, latency)
-        inflated = latency > _INFLATED * self._base
-        if inflated and self._cuts >= 2 and latency > _OURS * self._cut_latency and not failing:
-            self._base = latency
+        failing = self._failing()
+        latency, error = self._latency()
+        self._least_latency = min(self._least_latency, latency + error)
+        inflated = latency - error > _INFLATED * self._least_latency
+        if inflated and not failing and self._cuts >= 2 and latency > _OURS * self._cut_latency:
+            self._least_latency = latency + error
             limit = self._cut_from
             self._cuts = 0
         elif inflated or failing:
-            if inflated and not self._cuts:
-                self._cut_from = limit
-                self._cut_latency = latency
-            self._cuts = self._cuts + 1 if inflated else 0
             self._doubling = False
-            limit = int(limit * _CUT)
+            if not inflated:
+                self._cuts = 0
+            else:
+                if not self._cuts:
+                    self._cut_from = limit
+                    self._cut_latency = 0.0
+                # The greatest: the first measure may be of the time before the queue was full.
+                self._cut_latency = max(self._cut_latency, latency)
+                self._cuts += 1
+            # From below where it was found too much, so that the least limits are cut as deep.
+            limit = int((limit - 1) * _CUT)
         else:
             self._cuts = 0
             if self._full:
-                limit += limit if self._doubling else math.isqrt(limit)
+                limit += limit if self._doubling else max(1, min(math.isqrt(limit), limit // 8))
         self._change(limit, now)
+
+    def _failing(self) -> bool:
+        """Return whether more failed than usual, by more than two standard errors."""
+        failures, ended = self._failures, self._successes + self._failures
+        failing = failures - 2 * math.sqrt(failures) > ended * max(_FEW_FAILURES, self._usual)
+        self._usual += _SMOOTHING * (failures / ended - self._usual)
+        return failing
+
+    def _latency(self) -> tuple[float, float]:
+        """Return the mean latency of what succeeded, and two standard errors of it."""
+        n = self._successes
+        if not n:
+            return self._least_latency, 0.0
+        mean = self._latencies / n
+        return mean, 2 * math.sqrt(max(0.0, self._squares / n - mean * mean) / n)

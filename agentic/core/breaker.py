@@ -82,6 +82,7 @@ class Circuit:
     """
 
     __slots__ = (
+        "_bucket",
         "_bucket_until",
         "_failures",
         "_least",
@@ -167,15 +168,17 @@ class Circuit:
 
     def _clear(self) -> None:
         self._successes = self._failures = 0
-        # (succeeded, failed, until when it counts) of the buckets before the current one.
-        self._past: deque[tuple[int, int, float]] = deque()
+        # (succeeded, failed, number) of the buckets before the current one.
+        self._past: deque[tuple[int, int, int]] = deque()
+        self._bucket = 0
         self._bucket_until = -math.inf
 
     def _turn(self, now: float) -> None:
-        """Close the current bucket, and forget those that are out of the window."""
+        """Begin another bucket, and forget those that are out of the window."""
         if self._successes or self._failures:
-            self._past.append((self._successes, self._failures, self._bucket_until + (_BUCKETS - 1) * self._width))
+            self._past.append((self._successes, self._failures, self._bucket))
             self._successes = self._failures = 0
-        while self._past and self._past[0][2] <= now:
+        self._bucket = int(now // self._width)
+        self._bucket_until = (self._bucket + 1) * self._width
+        while self._past and self._past[0][2] <= self._bucket - _BUCKETS:
             self._past.popleft()
-        self._bucket_until = now + self._width

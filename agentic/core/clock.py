@@ -13,8 +13,8 @@ Then ``now = max(now, min(seen, least hold - 1))``, at each change of `seen` or 
 
 From it follows:
 
-* While an event is in flight, the clock shows at most what Kafka Streams' stream time was before
-  that event: running out of order makes no event late.
+* While an event with timestamp `t` is in flight, the clock is at most `t - 1`, or what Kafka Streams'
+  stream time was before that event, if that is later: running out of order makes no event late.
 * One event after the other: between them the clock is the greatest timestamp so far, Kafka Streams'
   stream time. Inside of the agent it is ``max(now, t)`` there, and so it is to be shown.
 """
@@ -25,7 +25,7 @@ from heapq import heapify, heappop, heappush
 
 #: The clock of a task that has seen nothing: before any timestamp.
 NEVER = -(1 << 63)
-#: So many released holds may lie about before the heap is rebuilt without them.
+#: So many released holds may lie about in the heap before it is rebuilt without them.
 _SLACK = 64
 
 
@@ -63,15 +63,15 @@ class Clock:
         seen: the greatest timestamp so far, `NEVER` at first.
     """
 
-    __slots__ = ("_heap", "_live", "_placed", "now", "seen")
+    __slots__ = ("_heap", "_placed", "_released", "now", "seen")
 
     def __init__(self, restored: int | None = None) -> None:
         self.now = self.seen = NEVER if restored is None else restored
-        # The least is never a released one; behind it released ones wait until they come up. Equal
-        # holds go by when they were placed.
+        # A hold that is released before it is the least stays until it comes up, so the least is
+        # always live. Equal holds go by when they were placed.
         self._heap: list[tuple[int, int, Hold]] = []
         self._placed = 0
-        self._live = 0
+        self._released = 0
 
     @property
     def oldest(self) -> Hold | None:
@@ -81,14 +81,15 @@ class Clock:
     @property
     def holds(self) -> int:
         """How many holds there are."""
-        return self._live
+        return len(self._heap) - self._released
 
     def issue(self, timestamp: int, owner: object = None) -> Hold:
         """Take note of an event that is to be processed, and return its hold, to be released when it is finished."""
         hold = self.hold(timestamp, owner)
         if timestamp > self.seen:
             self.seen = timestamp
-            self._advance()
+            # The event's own hold is at its timestamp, so the least is not beyond what is seen.
+            self.now = self._heap[0][0] - 1
         return hold
 
     def skip(self, timestamp: int) -> None:
@@ -102,9 +103,8 @@ class Clock:
         if at <= self.now:
             at = self.now + 1
         hold = Hold(self, at, owner)
-        self._placed += 1
-        self._live += 1
-        heappush(self._heap, (at, self._placed, hold))
+        self._placed = placed = self._placed + 1
+        heappush(self._heap, (at, placed, hold))
         return hold
 
     def release(self, hold: Hold) -> None:
@@ -116,21 +116,23 @@ class Clock:
         if hold._clock is not self:
             raise ValueError(f"{hold!r} is not held by this clock; release a hold once, on the clock that gave it")
         hold._clock = None
-        self._live -= 1
         heap = self._heap
         if heap[0][2] is hold:
             heappop(heap)
             while heap and heap[0][2]._clock is None:
                 heappop(heap)
+                self._released -= 1
             self._advance()
-        elif len(heap) > 2 * self._live + _SLACK:
-            # Else one hold of an hour would keep all that were released behind it in memory.
-            self._heap = [entry for entry in heap if entry[2]._clock is not None]
-            heapify(self._heap)
+        else:
+            self._released += 1
+            if self._released > _SLACK and 2 * self._released > len(heap):
+                # Else one hold of an hour would keep in memory all that were released behind it.
+                self._heap = [entry for entry in heap if entry[2]._clock is not None]
+                heapify(self._heap)
+                self._released = 0
 
     def _advance(self) -> None:
-        time = self.seen
-        if self._heap and self._heap[0][0] <= time:
-            time = self._heap[0][0] - 1
-        if time > self.now:
-            self.now = time
+        # Neither is ever before now: holds are placed behind it, and seen only grows.
+        heap = self._heap
+        least = heap[0][0] if heap else None
+        self.now = self.seen if least is None or least > self.seen else least - 1
