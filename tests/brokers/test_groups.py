@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 import pytest
-from broker_support import Log, Member, until
+from broker_support import PATIENCE, Log, Member, until
 
-from agentic.brokers.base import Position, TopicPartition
+from agentic.brokers.base import Broker, Position, TopicPartition
 from agentic.core.placement import heirs, owner, ranked
 from agentic.errors import BrokerError, Fenced, NotOwner, UnknownTopic
 
@@ -22,6 +22,27 @@ def shared(topic: str, n: int, *members: Member) -> bool:
     owned = [{tp for tp in member.owned if tp.topic == topic} for member in members]
     sizes = [len(part) for part in owned]
     return sum(sizes) == n == len(set().union(*owned)) and max(sizes) - min(sizes) <= 1
+
+
+async def at_rest(broker: Broker, group: str, n: int, members: Mapping[str, Member]) -> dict[str, list[int]]:
+    """Return what each member owns of the group's one topic once nothing is on its way to another.
+
+    All partitions being owned is not enough: who joined last has nothing until others have given way,
+    though by its place among them it will get some. Nothing moves any more when all have what is theirs
+    by the order in which the group names them, and know it.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + PATIENCE
+    while True:
+        described = (await broker.describe_group(group)).members
+        due: dict[str, list[int]] = {member: [] for member in described}
+        for number in range(n):
+            due[owner(number, n, list(described))].append(number)
+        owned = {name: sorted(tp.partition for tp in member.owned) for name, member in members.items()}
+        if owned == due == {name: [tp.partition for tp in tps] for name, tps in described.items()}:
+            return due
+        assert loop.time() < deadline, f"not within {PATIENCE} s: {described} described, {owned} owned"
+        await asyncio.gather(*(member.poll() for member in members.values()))
 
 
 async def test_one_member_owns_everything(log: Log) -> None:
@@ -411,9 +432,7 @@ async def test_where_the_partitions_of_one_that_leaves_go_can_be_told_before(log
         members = [await Member(broker, group, [topic], instance=id_, session_timeout=1.5).start() for id_ in ids]
         names = {str(await member.consumer.member_id()): member for member in members}
         for _ in range(2):
-            await until(lambda: len(set().union(*(m.owned for m in names.values()))) == 3, *names.values())
-            described = (await broker.describe_group(group)).members
-            ranks = ranked({name: [tp.partition for tp in owned] for name, owned in described.items()})
+            ranks = ranked(await at_rest(broker, group, 3, names))
             (heir,) = heirs(0, 3, ranks, 1)
             await names.pop(owner(0, 3, ranks)).consumer.close()
             await until(lambda heir=heir: TopicPartition(topic, 0) in names[heir].owned, *names.values())
