@@ -42,8 +42,8 @@ _CUT = 0.6
 _OURS = 0.8
 #: A share of failures that is never too much.
 _FEW_FAILURES = 0.05
-#: How fast a share of failures that stays becomes the usual one: about four decisions.
-_SMOOTHING = 0.2
+#: How fast a share of failures that stays becomes the usual one: in two or three decisions.
+_SMOOTHING = 0.5
 
 
 class Adaptive:
@@ -108,7 +108,7 @@ class Adaptive:
             self._decide(now)
 
     def failed(self, now: float) -> None:
-        """Count an attempt that failed."""
+        """Count an attempt that failed, for another reason than `Poison`, which says nothing of the service."""
         self._failures += 1
         if now >= self._due and self._successes + self._failures >= self._need:
             self._decide(now)

@@ -12,6 +12,8 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 #: A bucket holds what comes in so many seconds, unless told otherwise: enough to even out the
 #: worker's own hiccups, too little to be felt by the service.
 _BURST_SECONDS = 0.1
+#: So much of a token may be missing: else the sum of the tokens of a burst, rounded, denies its last one.
+_ROUNDING = 0.001
 
 
 def parse_rate(text: str | float) -> float:
@@ -40,7 +42,7 @@ class TokenBucket:
 
     It is full at first, gains `rate` tokens in a second, and never holds more than `burst`. Kept as the
     time at which it will be full again (the "virtual scheduling" form of the leaky bucket, ITU-T
-    I.371), so that an event that starts exactly at `next_at` is never refused by a rounding.
+    I.371), so that an event that starts exactly at `next_at` is never refused.
 
     When the clock goes back, the tokens that are there stay there, and none is gained before the
     clock passes the latest time that it has shown.
@@ -63,7 +65,7 @@ class TokenBucket:
         if not 1 <= burst < math.inf:
             raise ConfigurationError(f"burst {burst!r} lets nothing start, or all; give a number of at least 1")
         self._interval = 1 / rate
-        self._tolerance = (burst - 1) * self._interval
+        self._tolerance = (burst - 1 + _ROUNDING) * self._interval
         self._full_at = self._latest = -math.inf
 
     def take(self, now: float) -> bool:
