@@ -90,7 +90,7 @@ def test_a_token_is_there_exactly_when_it_was_foretold(
 def test_never_more_start_than_the_burst_and_what_time_has_brought(rate: float, burst: int, gaps: list[float]) -> None:
     """Against tokens that are counted, on a clock that now and then goes back: a few at once, some time, a few more."""
     bucket = TokenBucket(rate, burst)
-    now = latest = 1_000.0
+    now, latest = 1_000.0, -math.inf
     tokens = float(burst)
     for gap in gaps:
         now += gap
