@@ -1,6 +1,8 @@
 """agentic: stateful stream processing in Python. This is the list of its public names."""
 
 from agentic.app import App
+from agentic.core.breaker import Breaker
+from agentic.core.retry import Fatal, Poison, Retry, Retryable, RetryLater
 from agentic.errors import (
     AgenticError,
     BrokerError,
@@ -18,13 +20,19 @@ __version__ = "0.1.0"
 __all__ = [
     "AgenticError",
     "App",
+    "Breaker",
     "BrokerError",
     "BrokerUnavailable",
     "CoPartitionError",
     "CodecError",
     "ConfigurationError",
     "Event",
+    "Fatal",
+    "Poison",
     "Reply",
+    "Retry",
+    "RetryLater",
+    "Retryable",
     "Settings",
     "Stream",
     "Topic",

@@ -8,10 +8,11 @@ from functools import cached_property
 from typing import Any
 
 from agentic.errors import ConfigurationError
+from agentic.execution import INLINE, SERIAL, Execution
 from agentic.stream import Reply, Stream
 from agentic.table import Aggregation, Change, Changes, GlobalTable, Inner, Table
-from agentic.topic import Regrouping, Source, Topic, name_of, unfiltered
-from agentic.uses import tables_used
+from agentic.topic import Regrouping, Source, Topic, is_async, name_of, unfiltered
+from agentic.uses import mentions, tables_used
 
 
 class Agent:
@@ -22,7 +23,9 @@ class Agent:
         fn: the function; it takes the stream.
         sources: what it reads.
         to: the topic that its yields go to, None without.
-        yields: whether the function is an async generator.
+        yields: whether the function is a generator.
+        execution: how its events are worked on, and what becomes of one that fails.
+        deferred: the table of events that it has put off, None where it puts none off.
     """
 
     def __init__(
@@ -33,12 +36,15 @@ class Agent:
         to: Topic[Any, Any] | None,
         name: str,
         tables: Sequence[Table[Any, Any]] = (),
+        execution: Execution = SERIAL,
     ) -> None:
         self.name = name
         self.fn = fn
         self.sources = tuple(sources)
         self.to = to
-        self.yields = inspect.isasyncgenfunction(fn)
+        self.yields = inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn)
+        self.execution = execution
+        self.deferred: Table[Any, Any] | None = None
         self._tables = tuple(tables)
         self.__doc__ = fn.__doc__
 
@@ -51,18 +57,31 @@ class Agent:
         to: Topic[Any, Any] | None,
         name: str | None,
         tables: Sequence[Table[Any, Any]] = (),
+        **options: Any,
     ) -> Agent:
         """Check the shape of a declaration and record it.
 
+        Args:
+            options: see `Execution.declare`.
+
         Raises:
             ConfigurationError: `fn` is no async function of one argument, there is no source,
-                a source, `to` or a table is none, or one topic is given twice.
+                a source, `to` or a table is none, one topic is given twice, or an option can't be.
         """
         if name is not None and (not isinstance(name, str) or not name):
             raise ConfigurationError(f"agent {name_of(fn)!r}: name={name!r}: a name is a string, and not an empty one")
         name = name or name_of(fn)
-        if not (inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn)):
-            raise ConfigurationError(f"agent {name!r}: write it as async def {name}(stream)")
+        execution = Execution.declare(name, **options)
+        if execution.threads:
+            if is_async(fn):
+                raise ConfigurationError(
+                    f"agent {name!r}: threads=True runs a plain function in threads, and this one is async: "
+                    f"write def {name}(stream), or leave out threads="
+                )
+        elif not (inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn)):
+            raise ConfigurationError(
+                f"agent {name!r}: write it as async def {name}(stream); a plain function that blocks takes threads=True"
+            )
         try:
             inspect.signature(fn).bind(object())
         except TypeError:
@@ -82,7 +101,27 @@ class Agent:
         for table in tables:
             if not isinstance(table, Table):
                 raise ConfigurationError(f"agent {name!r}: {table!r} is no table; make one by app.table(…)")
-        return cls(fn, sources, to=to, name=name, tables=tables)
+        if execution.dead_letter is not None and execution.dead_letter.name in topics:
+            raise ConfigurationError(
+                f"agent {name!r}: its dead letter topic {execution.dead_letter.name!r} is what it reads: "
+                "what it gives up would come again for ever; give another topic"
+            )
+        return cls(fn, sources, to=to, name=name, tables=tables, execution=execution)
+
+    @property
+    def serial(self) -> bool:
+        """Is one event after the other worked on, and a failed one done with at once?"""
+        return self.execution.plain and self.deferred is None
+
+    @property
+    def puts_off(self) -> bool:
+        """May it put events off: as declared, or as its code and its retries say?"""
+        execution = self.execution
+        if execution.deferral is not None:
+            return execution.deferral
+        if execution.retry is not None and float(execution.retry.max) > INLINE:  # type: ignore[arg-type]
+            return True
+        return mentions(self.fn, ("defer", "RetryLater"))
 
     @property
     def inputs(self) -> tuple[Topic[Any, Any], ...]:
@@ -102,15 +141,17 @@ class Agent:
     @cached_property
     def tables(self) -> tuple[Table[Any, Any], ...]:
         """The tables that it uses: those declared for it, and those found in its code when this is first asked."""
-        used = dict.fromkeys((*self._tables, *self.watched, *tables_used(self.fn)))
+        deferred = () if self.deferred is None else (self.deferred,)
+        used = dict.fromkeys((*self._tables, *self.watched, *tables_used(self.fn), *deferred))
         # A global table is nobody's in particular: it brings no tasks together.
         return tuple(table for table in used if not isinstance(table, GlobalTable))
 
     def check(self) -> None:
         """Raise `ConfigurationError` where the agent yields and has nowhere to."""
-        if self.yields and self.to is None:
+        if self.yields and self.to is None and not self.execution.replies:
             raise ConfigurationError(
-                f"agent {self.name!r} yields, and has no topic to yield to: write @app.agent(…, to=topic)"
+                f"agent {self.name!r} yields, and has no topic to yield to: write @app.agent(…, to=topic); "
+                "one that only answers who asks it, replies=True"
             )
 
     def __repr__(self) -> str:

@@ -6,12 +6,15 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from agentic import settings as _settings
 from agentic.agent import Agent, aggregators, feeder, regrouper
 from agentic.codecs import Codec
+from agentic.core.breaker import Breaker
+from agentic.core.retry import Retry
 from agentic.errors import ConfigurationError
+from agentic.execution import Emit, HotKey, OnExhausted, Order
 from agentic.metrics import Metrics
 from agentic.settings import Settings
 from agentic.table import GlobalTable, Table
@@ -213,8 +216,27 @@ class App:
         to: Topic[Any, Any] | None = None,
         name: str | None = None,
         tables: Sequence[Table[Any, Any]] = (),
+        concurrency: int | Literal["auto"] = 1,
+        order: Order = "key",
+        emit: Emit = "completion",
+        retry: Retry | None = None,
+        timeout: timedelta | float | None = None,
+        dead_letter: Topic[Any, Any] | None = None,
+        on_exhausted: OnExhausted | None = None,
+        threads: bool = False,
+        rate_limit: str | float | None = None,
+        max_in_flight_bytes: int | None = None,
+        breaker: Breaker | None = None,
+        deferral: bool | None = None,
+        pin_limit: timedelta | float | None = None,
+        hot_key: HotKey = "wait",
+        replies: bool = False,
     ) -> Callable[[Callable[..., Any]], Agent]:
         """Declare an agent: ``async def fn(stream)`` over the events of `sources`.
+
+        By default it works on one event after the other, in the order of each partition, and an event that
+        fails meets the app's ``on_error``. With `concurrency` it runs so many instances of the function for
+        each partition; commits go in order all the same.
 
         Args:
             sources: topics, or parts of topics (`Topic.filter`). Events of several sources come
@@ -222,16 +244,57 @@ class App:
             to: where the agent's yields go. Without it, it may not yield.
             name: by default the function's.
             tables: tables that it uses, beside those that its code refers to by name: those are found.
+            concurrency: events of one partition that are worked on at once, 1 to 500; "auto" finds out how
+                many pay.
+            order: "key": events of a key come one after the other; "partition": all of a partition do;
+                "none": no order, and no writes to tables.
+            emit: "completion": an event's effects leave when it is complete; "offset": in the order in which
+                the events came.
+            retry: when a failed event is tried again; without it, never. Meanwhile its key waits.
+            timeout: how long one attempt may take, a timedelta or seconds; one that takes longer has failed.
+            dead_letter: where events go that are given up; by default the app's.
+            on_exhausted: what becomes of an event that has failed for good: "dead_letter", "stop" (the worker),
+                "skip" or "defer"; by default "dead_letter" where one is declared here, else as ``on_error`` says.
+            threads: `fn` is a plain ``def fn(stream)`` that may block; each instance has a thread.
+            rate_limit: events that a worker begins, as "100/s", "6000/m", or a number for each second.
+            max_in_flight_bytes: no event begins in a partition while those at work have so many bytes of values.
+            breaker: stops beginning events while too many fail.
+            deferral: True lets the agent put events off (`Stream.defer`); found out from its code where it
+                mentions it.
+            pin_limit: how long an event may keep the commit position back, five minutes by default; then it is
+                put off, dead-lettered, or stops the worker, whichever the agent can.
+            hot_key: "park" puts events of a key that has 64 waiting into the table of deferred events, so that
+                other keys go on; "wait" leaves them where they are.
+            replies: the agent answers who asks it (`Agent.ask`), and may yield without `to`.
 
         Raises:
-            ConfigurationError: not an async function of one argument, no source, or a name that
-                another agent has.
+            ConfigurationError: not an async function of one argument, no source, a name that
+                another agent has, or an option that can't be.
         """
+        options = {
+            "concurrency": concurrency,
+            "order": order,
+            "emit": emit,
+            "retry": retry,
+            "timeout": timeout,
+            "dead_letter": dead_letter,
+            "on_exhausted": on_exhausted,
+            "threads": threads,
+            "rate_limit": rate_limit,
+            "max_in_flight_bytes": max_in_flight_bytes,
+            "breaker": breaker,
+            "deferral": deferral,
+            "pin_limit": pin_limit,
+            "hot_key": hot_key,
+            "replies": replies,
+        }
 
         def declare(fn: Callable[..., Any]) -> Agent:
-            agent = Agent.declare(fn, sources, to=to, name=name, tables=tables)
+            agent = Agent.declare(fn, sources, to=to, name=name, tables=tables, **options)
             if agent.name in self.agents:
                 raise ConfigurationError(f"agent {agent.name!r} is declared twice; give one of them a name=")
+            if agent.puts_off:
+                agent.deferred = self.table(f"{agent.name}-deferred", key=bytes, value=bytes)
             self.agents[agent.name] = agent
             return agent
 
@@ -319,8 +382,10 @@ class App:
         return [topic for topic in self.topics.values() if topic.name in read]
 
     def sinks(self) -> list[Topic[Any, Any]]:
-        """The topics that agents yield to, and a declared dead letter topic, in the order of declaration."""
+        """The topics that agents yield to, and declared dead letter topics, in the order of declaration."""
         fed = {agent.to.name for agent in self.agents.values() if agent.to is not None}
+        letters = (agent.execution.dead_letter for agent in self.agents.values())
+        fed |= {topic.name for topic in letters if topic is not None}
         fed.add(self.settings.dead_letter or "")
         return [topic for topic in self.topics.values() if topic.name in fed]
 

@@ -85,6 +85,10 @@ class AgentFailed(AgenticError):
     """An agent raised, or ended before its stream did. Nothing is committed past the event."""
 
 
+class AttemptTimeout(AgenticError, TimeoutError):
+    """An attempt on an event was ended from outside: it took longer than its agent allows."""
+
+
 class DecodeFailed(CodecError):
     """A record of a source can't be decoded, and the policy is to stop. Nothing is committed past it."""
 
@@ -98,7 +102,7 @@ class TableUnavailable(AgenticError):
 
 
 class WrongPartition(AgenticError):
-    """A key belongs to another partition than the task's own. `Topic.group_by` brings events to their key's task."""
+    """A key is not one that the task, or the current event, may write. `Topic.group_by` brings events to a key."""
 
 
 class StateMismatch(BrokerError):

@@ -44,7 +44,9 @@ class Settings:
     create_topics: bool | None = _setting(
         None, "Make missing source and sink topics. Unset: yes on local:// and memory://, no on Kafka."
     )
-    on_error: Literal["stop", "skip"] = _setting("stop", "When an agent raises: stop the worker, or skip the event.")
+    on_error: Literal["stop", "skip", "dead_letter"] = _setting(
+        "stop", "When an agent has failed on an event: stop the worker, skip the event, or send it to dead_letter."
+    )
     on_decode_error: Literal["stop", "skip", "dead_letter"] = _setting(
         "stop", "When a record can't be decoded: stop the worker, skip it, or send its bytes to dead_letter."
     )
@@ -288,8 +290,9 @@ def _check_together(settings: Settings) -> None:
         fail("standbys", "a number of copies; 0 for none")
     if settings.max_buffered < 1:
         fail("max_buffered", "a worker must be able to hold an event")
-    if settings.on_decode_error == "dead_letter" and settings.dead_letter is None:
-        fail("on_decode_error", "needs the setting 'dead_letter', the topic to send to")
+    for name in ("on_error", "on_decode_error"):
+        if getattr(settings, name) == "dead_letter" and settings.dead_letter is None:
+            fail(name, "needs the setting 'dead_letter', the topic to send to")
     if settings.dead_letter is not None and not _TOPIC_NAME.fullmatch(settings.dead_letter):
         fail("dead_letter", "a topic's name has 1 to 249 of the characters A-Z a-z 0-9 . _ -")
     _check_kafka(settings)

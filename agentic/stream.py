@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -34,6 +34,9 @@ class Origin(Protocol):
     def adopt(self, offset: int, children: int, /) -> None:
         """The event at this offset has so many children, which must be finished as well."""
 
+    def idempotency_key(self, event: Event, /) -> str:
+        """See `Event.idempotency_key`."""
+
 
 class Event(msgspec.Struct, eq=False):
     """A record as an agent sees it.
@@ -43,6 +46,7 @@ class Event(msgspec.Struct, eq=False):
         value: decoded, None for a tombstone.
         timestamp: milliseconds since the epoch.
         offset: its place in its partition.
+        raw_key, raw_value: the record's own bytes; of a change of a table there is no value's.
     """
 
     key: Any
@@ -52,6 +56,7 @@ class Event(msgspec.Struct, eq=False):
     origin: Any
     raw_key: bytes | None
     raw_headers: Any
+    raw_value: bytes | None = None
 
     @property
     def topic(self) -> str:
@@ -76,6 +81,15 @@ class Event(msgspec.Struct, eq=False):
         """The timestamp as an aware datetime in UTC."""
 
         return datetime.fromtimestamp(self.timestamp / 1000, UTC)
+
+    @property
+    def idempotency_key(self) -> str:
+        """The event's name, the same each time that it is done again: after a retry, a crash, a deferral.
+
+        Give it to services outside, which no delivery guarantee covers, so that they can tell a repetition.
+        Source: spec, B7.4.
+        """
+        return str(self.origin.idempotency_key(self))
 
     def __repr__(self) -> str:
         return f"<Event {self.topic}-{self.partition}@{self.offset} key={self.key!r} value={self.value!r}>"
@@ -156,6 +170,48 @@ class Stream(ABC, Generic[T]):
         Args:
             n: at least 1.
             within: a timedelta, or seconds.
+        """
+
+    @property
+    @abstractmethod
+    def attempt(self) -> int:
+        """How often the current event has been begun, this time included: 1, and more after retries."""
+
+    @abstractmethod
+    def reject(self, reason: str) -> None:
+        """Give the current event up: it goes to the dead letter topic as it came, with the reason.
+
+        That is its one effect, and it is complete; what was or is noted for it besides is dropped.
+
+        Raises:
+            ConfigurationError: there is no dead letter topic.
+        """
+
+    @abstractmethod
+    def defer(
+        self,
+        after: timedelta | float,
+        *,
+        reason: str = "",
+        block_key: bool = True,
+        hold: Literal["event"] | None = "event",
+    ) -> None:
+        """Put the current event off: it comes again after some time on the wall clock.
+
+        Durably: the event moves to a table of the task, in the same commit as its offset, and survives
+        any crash; it keeps nothing back. What was or is noted for it besides is dropped.
+
+        Args:
+            after: a timedelta, or seconds.
+            reason: kept with it, for whoever looks.
+            block_key: later events of its key wait behind it; False: they overtake it.
+            hold: "event": the task's stream time does not pass it, as if it were still to come; None: it does.
+
+        Raises:
+            ConfigurationError: the agent is not known to put events off; declare it by ``deferral=True``.
+            ValueError, TypeError: a duration that can't be.
+
+        Source: spec, B7.8.
         """
 
     @abstractmethod

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -21,7 +21,17 @@ from agentic.table import Table
 
 def tables_used(fn: Any) -> tuple[Table[Any, Any], ...]:
     """Return the tables that a function's code refers to, each once, in the order in which they are met."""
-    found: dict[Table[Any, Any], None] = {}
+    return tuple(dict.fromkeys(thing for thing in _reached(fn) if isinstance(thing, Table)))
+
+
+def mentions(fn: Any, names: Iterable[str]) -> bool:
+    """Does a function's code, or that of what it refers to, use one of these names, as an attribute or by itself?"""
+    wanted = set(names)
+    return any(wanted.intersection(_names(thing.__code__)) for thing in _reached(fn) if isinstance(thing, FunctionType))
+
+
+def _reached(fn: Any) -> Iterator[Any]:
+    """Iterate over what a function's code refers to, directly or through functions on the way, itself included."""
     todo: list[Any] = [fn]
     seen: set[int] = set()
     while todo:
@@ -29,9 +39,8 @@ def tables_used(fn: Any) -> tuple[Table[Any, Any], ...]:
         if id(thing) in seen:
             continue
         seen.add(id(thing))
-        if isinstance(thing, Table):
-            found[thing] = None
-        elif isinstance(thing, FunctionType):
+        yield thing
+        if isinstance(thing, FunctionType):
             todo += _referred(thing)
         elif inspect.ismethod(thing):
             todo.append(thing.__func__)
@@ -39,7 +48,6 @@ def tables_used(fn: Any) -> tuple[Table[Any, Any], ...]:
             todo += [_plain(member) for member in vars(thing).values()]
         elif isinstance(wrapped := getattr(thing, "fn", None), FunctionType):
             todo.append(wrapped)  # an agent or a command, referred to by its decorated name
-    return tuple(found)
 
 
 def _referred(fn: FunctionType) -> Iterator[Any]:

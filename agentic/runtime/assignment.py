@@ -18,6 +18,7 @@ from agentic.core.readers import MAX_READERS
 from agentic.errors import BrokerUnavailable, ConfigurationError, NotOwner
 from agentic.metrics import Metrics
 from agentic.runtime.checkpoint import Outcome
+from agentic.runtime.crew import Brakes
 from agentic.runtime.groups import groups, home_of, name_of
 from agentic.runtime.outbox import AGAIN, Outbox
 from agentic.runtime.partition import SourcePartition
@@ -46,6 +47,7 @@ class Assignment:
         recovery: brings up tasks that have tables.
         partitions: how many each topic has.
         checkpoint: commits all that is finished.
+        now: the wall clock, in ms.
     """
 
     def __init__(
@@ -60,7 +62,10 @@ class Assignment:
         partitions: Mapping[str, int],
         checkpoint: Callable[[], Awaitable[Outcome]],
         fail: Callable[[BaseException], None],
+        now: Callable[[], int],
     ) -> None:
+        self._now = now
+        self._brakes = {agent.name: brakes for agent in agents if (brakes := Brakes.of(agent)) is not None}
         self._groups = groups(agents)
         self._topics = {topic.name: (i, topic) for i, (_, topics) in enumerate(self._groups) for topic in topics}
         self._readers = {name: _readers(topic, agents) for name, (_, topic) in self._topics.items()}
@@ -166,6 +171,8 @@ class Assignment:
                     fail=self._fail,
                     progress=self.progress.set,
                     ask_commit=self.ask_commit,
+                    now=self._now,
+                    brakes=self._brakes,
                 )
                 made.append(task)
             source = SourcePartition(

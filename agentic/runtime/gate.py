@@ -93,3 +93,7 @@ class Descent:
     def adopt(self, offset: int, children: int) -> None:
         """The child has children itself."""
         self._ancestor.adopt(offset, children)
+
+    def idempotency_key(self, event: Any) -> str:
+        """The ancestor's, and what of it the child is."""
+        return f"{self._ancestor.idempotency_key(event)}/{self.topic.name}/{event.key!r}"

@@ -20,6 +20,7 @@ from agentic.core.readers import SharedLedger
 from agentic.core.times import timestamp_ms
 from agentic.errors import CodecError, DecodeFailed
 from agentic.metrics import Metrics
+from agentic.runtime.letters import letter
 from agentic.runtime.outbox import Outbox
 from agentic.settings import Settings
 from agentic.stream import Event
@@ -33,14 +34,23 @@ Column = Sequence[bytes | None]
 class Reader:
     """A partition as one of several agents reads it: the origin of that agent's own events."""
 
-    __slots__ = ("_ledger", "adopt", "partition", "retire", "topic")
+    __slots__ = ("_ledger", "_shared", "adopt", "partition", "retire", "topic")
 
     def __init__(self, topic: Topic[Any, Any], partition: int, ledger: SharedLedger, agent: str) -> None:
         self.topic = topic
         self.partition = partition
+        self._shared = ledger
         self._ledger = ledger.of(agent)
         self.adopt = self._ledger.adopt
         self.retire = ledger.retiring(agent)
+
+    def idempotency_key(self, event: Event) -> str:
+        return name_of_event(self.topic, self.partition, event.offset)
+
+    @property
+    def ledger_base(self) -> int | None:
+        """The lowest offset that some agent has not finished."""
+        return self._shared.base
 
     def wanted(self, events: Sequence[Event]) -> Sequence[Event]:
         """Return those events, delivered just now, that the agent has not finished in an earlier life."""
@@ -116,6 +126,14 @@ class SourcePartition:
         """Is the end known, and has the reader come to it?"""
         return self.end is not None and self.reached is not None and self.reached >= self.end
 
+    def idempotency_key(self, event: Event) -> str:
+        return name_of_event(self.topic, self.partition, event.offset)
+
+    @property
+    def ledger_base(self) -> int | None:
+        """The lowest offset that is not finished."""
+        return self.ledger.base
+
     def ledger_of(self, agent: str) -> OffsetLedger | None:
         """Return what one agent has finished; None for an agent that does not read this partition."""
         return self._ledgers.get(agent)
@@ -132,7 +150,16 @@ class SourcePartition:
         for agent, reader in others:
             wanted = reader.wanted(events)
             shares[agent] = [
-                Event(event.key, event.value, event.timestamp, event.offset, reader, event.raw_key, event.raw_headers)
+                Event(
+                    event.key,
+                    event.value,
+                    event.timestamp,
+                    event.offset,
+                    reader,
+                    event.raw_key,
+                    event.raw_headers,
+                    event.raw_value,
+                )
                 for event in wanted
             ]
         shares[first] = its_own.wanted(events)
@@ -176,7 +203,7 @@ class SourcePartition:
                 )  # by StopIteration, which map() takes for its end
             if self.topic.timestamp is not None:
                 timestamps = [self._event_time(value, timestamp) for value, timestamp in zip(decoded, timestamps)]
-            events = list(map(Event, decoded_keys, decoded, timestamps, wanted, repeat(self), keys, headers))
+            events = list(map(Event, decoded_keys, decoded, timestamps, wanted, repeat(self), keys, headers, values))
         except Exception:  # noqa: BLE001 - which record it was, and what the policy says, is found one by one
             events = self._one_by_one(wanted, timestamps, keys, values, headers)
             timestamps = [event.timestamp for event in events]
@@ -219,13 +246,13 @@ class SourcePartition:
     ) -> list[Event]:
         events = []
         for offset, timestamp, raw_key, raw_value, raw_headers in zip(offsets, timestamps, keys, values, headers):
-            event = Event(None, None, timestamp, offset, self, raw_key, raw_headers)
+            event = Event(None, None, timestamp, offset, self, raw_key, raw_headers, raw_value)
             try:
                 event.key = self._decoded("key", raw_key)
                 event.value = self._decoded("value", raw_value)
                 event.timestamp = self._event_time(event.value, timestamp)
             except Exception as error:  # noqa: BLE001 - a user's timestamp function may raise anything
-                if not self._give_up(event, raw_value, error):
+                if not self._give_up(event, error):
                     break
             else:
                 events.append(event)
@@ -240,7 +267,7 @@ class SourcePartition:
         except Exception as error:
             raise CodecError(f"{part}: {codecs.explain(codec, data, error)}") from error
 
-    def _give_up(self, event: Event, raw_value: bytes | None, error: Exception) -> bool:
+    def _give_up(self, event: Event, error: Exception) -> bool:
         """Apply the policy for a record that can't be decoded; return whether to go on."""
         reason = str(error) if isinstance(error, CodecError) else f"timestamp function: {type(error).__name__}: {error}"
         where = f"{self.topic.name}-{self.partition} offset {event.offset}"
@@ -253,27 +280,17 @@ class SourcePartition:
             self.poison.__cause__ = error
             return False
         if policy == "dead_letter":
-            self._outbox.send(
-                self._settings.dead_letter,
-                event.raw_key,
-                raw_value,
-                event.timestamp,
-                (*event.headers, *provenance(self.tp, event.offset, reason)),
-            )
+            assert self._settings.dead_letter is not None, "checked with the settings"
+            self._outbox.send(*letter(self._settings.dead_letter, event, reason))
         self.ledger.finish(event.offset)
         self._metrics.counter("dropped", reason="undecodable").add()
         log.warning("%s: %s: %s", "dead-lettered" if policy == "dead_letter" else "skipped", where, reason)
         return True
 
 
-def provenance(tp: TopicPartition, offset: int, reason: str) -> Headers:
-    """Headers that tell where a dead letter came from and why."""
-    return (
-        ("agentic-topic", tp.topic.encode()),
-        ("agentic-partition", str(tp.partition).encode()),
-        ("agentic-offset", str(offset).encode()),
-        ("agentic-error", reason.encode()),
-    )
+def name_of_event(topic: Topic[Any, Any], partition: int, offset: int) -> str:
+    """Return what an event is called outside: see `Event.idempotency_key`."""
+    return f"{topic.home.app}/{topic.name}-{partition}@{offset}"
 
 
 def _column(decode: Callable[[bytes], Any], column: Column) -> list[Any]:

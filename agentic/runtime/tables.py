@@ -9,7 +9,7 @@ Part of the hot path: a read is a look into the overlay and one into the cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentic.codecs.json import Typed
@@ -24,7 +24,7 @@ from agentic.table import MISSING, Change, Table
 from agentic.topic import Topic
 
 if TYPE_CHECKING:
-    from agentic.runtime.slot import Slot
+    from agentic.runtime.instance import Children, Instance
 
 #: Types whose values stay what they are: the bytes of such a key can be remembered.
 IMMUTABLE = frozenset((str, bytes, int))
@@ -129,7 +129,7 @@ class TableView:
         table: Table[Any, Any],
         layout: Layout,
         buffer: TableBuffer[Any],
-        slot: Slot[Any],
+        slot: Instance[Any],
         partition: int,
         partitions: int,
     ) -> None:
@@ -158,7 +158,7 @@ class TableView:
         self.shared = False
         self.read: dict[bytes, Row] = {}
         #: The instances that read the table's changes, and what makes a change's origin of the event's.
-        self.watchers: Sequence[tuple[Slot[Any], Callable[[Origin], Origin]]] = ()
+        self.watchers: Sequence[tuple[Children, Callable[[Origin], Origin]]] = ()
 
     # -- the hot path -------------------------------------------------------------------------
 
@@ -292,6 +292,10 @@ class TableView:
     def _value(self, row: Row) -> Any:
         entry = row[0]
         return entry if entry is None or self._value_of is None else self._value_of(entry)
+
+    def lay_over(self, rows: Mapping[bytes, Row]) -> None:
+        """Take over what another instance's event has written."""
+        self.overlay.update(rows)
 
     def forget(self) -> None:
         """The event failed: nothing is left of its writes."""
@@ -464,6 +468,10 @@ class VersionedView(TableView):
             self._observed = None
         super().apply()
 
+    def lay_over(self, rows: Mapping[bytes, Row]) -> None:
+        super().lay_over(rows)
+        self._observed = max((timestamp for _, timestamp in rows.values()), default=None)
+
     def forget(self) -> None:
         self._observed = None
         super().forget()
@@ -508,3 +516,39 @@ class FedVersionedView(VersionedView, FedView):
 
     def _take(self, raw: bytes, value: Any, event: Event) -> None:
         self._put(raw, None if value is None else self.table.encode_value(value), event)
+
+
+class OwnRows(dict[bytes, Row]):
+    """The overlay of an instance that works beside others: it takes the rows of the current events' keys alone.
+
+    Another key's row may be at work in another instance, which would not see the write, or undo it.
+    Source: spec, rule 14.
+    """
+
+    __slots__ = ("_instance", "_order", "_view")
+
+    def __init__(self, view: TableView, instance: Instance[Any], order: str) -> None:
+        super().__init__()
+        self._view = view
+        self._instance = instance
+        self._order = order
+
+    def __setitem__(self, raw: bytes, row: Row) -> None:
+        keys = self._view.layout.keys
+        wire = raw if keys.identity else keys.to_wire(raw)
+        if self._order == "none" or all(wire != event.raw_key for event in self._instance.current()):
+            raise self._refuse(keys.decode(raw))
+        super().__setitem__(raw, row)
+
+    def _refuse(self, key: Any) -> WrongPartition:
+        agent, table = self._instance.agent.name, self._view.table.name
+        if self._order == "none":
+            return WrongPartition(
+                f"agent {agent!r} works on its events in no order (order='none'), and writes key {key!r} of table "
+                f"{table!r}: leave out order=, so that events of a key come one after the other"
+            )
+        return WrongPartition(
+            f"agent {agent!r} works on many events at once, and writes key {key!r} of table {table!r}, which is not "
+            "its event's own: another event may be at it. Bring the events to that key by topic.group_by(…), or "
+            "declare order='partition' or concurrency=1"
+        )

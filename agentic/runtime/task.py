@@ -1,7 +1,7 @@
 """A task: one partition number of one group of topics, with its agents' instances.
 
 It is the unit of ownership and of order. Its sources' events are merged by timestamp and
-handed to the slots of the agents that read them; everything in it is touched by one loop.
+handed to the crews of the agents that read them; everything in it is touched by one loop.
 """
 
 from __future__ import annotations
@@ -9,18 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentic.agent import Agent
 from agentic.brokers.base import TopicPartition
 from agentic.core.choice import Head, Wait, choose
-from agentic.errors import AgentFailed, AgenticError, words
+from agentic.core.clock import NEVER, Clock
 from agentic.metrics import Metrics
+from agentic.runtime.crew import Brakes, Crew, Place, Views
 from agentic.runtime.gate import Descent, Gate
+from agentic.runtime.instance import Children, Instance
 from agentic.runtime.outbox import Outbox
 from agentic.runtime.partition import SourcePartition
-from agentic.runtime.slot import NEVER, ApplyFailed, Outdated, Slot, WatchingSlot
+from agentic.runtime.pool import Pool
+from agentic.runtime.solo import Solo
 from agentic.runtime.state import TaskState
 from agentic.runtime.stores import Stores
 from agentic.settings import Settings
@@ -41,6 +44,8 @@ class Task:
         fail: called once when an agent or a record stops the worker.
         progress: called whenever events have been completed.
         ask_commit: asks for a checkpoint; returns a future that is done with it.
+        now: the wall clock, in ms.
+        brakes: what holds agents back in all tasks of the worker together, by their names.
     """
 
     def __init__(
@@ -57,6 +62,8 @@ class Task:
         fail: Callable[[BaseException], None],
         progress: Callable[[], None],
         ask_commit: Callable[[], asyncio.Future[None]],
+        now: Callable[[], int],
+        brakes: Mapping[str, Brakes],
     ) -> None:
         self.name = name
         self.partition = partition
@@ -78,23 +85,30 @@ class Task:
         watched = any(agent.watched for agent in agents)
         uses = Counter(table for agent in agents for table in agent.tables)
         #: The tables that more than one of the agents uses.
-        self._shared = {table for table, users in uses.items() if users > 1}
+        self._shared = frozenset(table for table, users in uses.items() if users > 1)
         #: Holds events back while children of others are under way; None where no event can have any.
         self.gate = Gate(self._look_again) if watched else None
-        self.slots: list[Slot[Any]] = [
-            WatchingSlot(agent, self.drained, outbox, metrics, ask_commit, self.gate or Gate(self._look_again))
-            if watched or WatchingSlot.needed(agent) or self._shared.intersection(agent.tables)
-            else Slot(agent, self.drained, outbox, metrics, ask_commit)
-            for agent in agents
-        ]
-        for slot in self.slots:
-            slot.shares_tables = bool(self._shared.intersection(slot.agent.tables))
-        self._readers: dict[str, list[Slot[Any]]] = {}
-        for slot in self.slots:
-            for topic in slot.agent.inputs:
-                self._readers.setdefault(topic.name, []).append(slot)
-        self._counted = dict.fromkeys(self.slots, (0, 0))
-        self._runs: list[asyncio.Task[None]] = []
+        place = self._place = Place(
+            task=name,
+            partition=partition,
+            settings=settings,
+            outbox=outbox,
+            metrics=metrics,
+            ask_commit=ask_commit,
+            gate=self.gate,
+            views=self._views,
+            fail=fail,
+            drained=self.drained,
+            now=now,
+            brakes=brakes,
+            shared=self._shared,
+        )
+        self.crews: list[Crew] = [Solo(agent, place) if agent.serial else Pool(agent, place) for agent in agents]
+        self._readers: dict[str, list[Crew]] = {}
+        for crew in self.crews:
+            for topic in crew.agent.inputs:
+                self._readers.setdefault(topic.name, []).append(crew)
+        self._counted = dict.fromkeys(self.crews, (0, 0))
         #: Do its agents run? One with tables begins when these are complete.
         self.started = False
         #: Set when an agent has run out of events, or has ended.
@@ -110,30 +124,32 @@ class Task:
             self.state = TaskState(self.name, self.partition, self._partitions, self.tables, store, stores=stores)
 
     def start(self) -> None:
-        """Start the agents' instances; they wait for events."""
-        for slot in self.slots:
-            slot.clock = max(self._times(slot), default=slot.clock)
-            if self.state is not None:
-                slot.views = {table: self.state.view(table, slot) for table in slot.agent.tables}
-                for table, view in slot.views.items():
-                    view.watchers = self._watchers(table)
-                    view.shared = table in self._shared
+        """Start the agents; they wait for events."""
         self.started = True
-        self._runs = [
-            asyncio.create_task(self._run(slot), name=f"agent {slot.agent.name} of task {self.name}")
-            for slot in self.slots
-        ]
-        for run in self._runs:
-            run.add_done_callback(lambda _: self._moved.set())
+        times = [time for source in self.sources.values() if (time := source.ledger.stream_time) is not None]
+        # As Kafka Streams does; what was unfinished comes again, and is judged in the order of its offsets.
+        self._place.clock = Clock(max(times, default=None))
+        for crew in self.crews:
+            crew.start(max(self._times(crew), default=NEVER))
 
-    def _times(self, slot: Slot[Any]) -> list[int]:
+    def _views(self, instance: Instance[Any]) -> Views:
+        """Return the tables of an instance's agent as it sees them."""
+        if self.state is None:
+            return {}
+        views = {table: self.state.view(table, instance) for table in instance.agent.tables}
+        for table, view in views.items():
+            view.watchers = self._watchers(table)
+            view.shared = table in self._shared
+        return views
+
+    def _times(self, crew: Crew) -> list[int]:
         """How far the events had come, by their timestamps, that an agent has begun before a restart."""
         # Those whose children it reads are other agents' events.
-        readers = self.slots if slot.agent.watched else [slot]
+        readers = self.crews if crew.agent.watched else [crew]
         ledgers = [source.ledger_of(reader.agent.name) for source in self.sources.values() for reader in readers]
         return [time for ledger in ledgers if ledger is not None and (time := ledger.stream_time) is not None]
 
-    def _watchers(self, table: Table[Any, Any]) -> list[tuple[Slot[Any], Callable[[Origin], Origin]]]:
+    def _watchers(self, table: Table[Any, Any]) -> list[tuple[Children, Callable[[Origin], Origin]]]:
         """Who reads a table's changes, and what makes the origin of a change of its event's."""
         if self.gate is None:
             return []
@@ -143,11 +159,20 @@ class Task:
             gate.born(1)
             return Descent(topic, parent, gate)
 
-        return [(slot, origin) for slot in self.slots if table in slot.agent.watched]
+        return [(crew, origin) for crew in self.crews if table in crew.agent.watched]
 
     def _look_again(self) -> None:
-        for slot in self.slots:
-            slot.wake()
+        for crew in self.crews:
+            crew.wake()
+
+    @property
+    def clock(self) -> Clock:
+        """The task's stream time, held back by what is in flight."""
+        return self._place.clock
+
+    @property
+    def _runs(self) -> list[asyncio.Task[None]]:
+        return [run for crew in self.crews for run in crew.runs]
 
     # -- events -------------------------------------------------------------------------------
 
@@ -211,34 +236,34 @@ class Task:
     def _hand_over(self, topic: str, events: Sequence[Event]) -> None:
         source: SourcePartition = events[0].origin
         shares = source.share_out(events)
-        for slot in self._readers[topic]:
-            slot.put(shares[slot.agent.name])
+        for crew in self._readers[topic]:
+            crew.put(shares[crew.agent.name])
 
     def _meet_poison(self) -> None:
         """Stop for a record that can't be decoded, once all before it is done."""
         for source in self.sources.values():
-            if source.poison is not None and not source.buffer and not any(slot.pending for slot in self.slots):
+            if source.poison is not None and not source.buffer and not any(crew.pending for crew in self.crews):
                 self._fail(source.poison)
 
-    def drained(self, slot: Slot[Any]) -> None:
-        """A slot has run out of events."""
+    def drained(self, crew: Crew) -> None:
+        """A crew has run out of events."""
         self._moved.set()
-        self._count(slot)
+        self._count(crew)
         if any(source.poison for source in self.sources.values()):
             self._meet_poison()
         self._progress()
 
-    def _count(self, slot: Slot[Any]) -> None:
-        done, sent = slot.handed - slot.pending, slot.sent
-        before_done, before_sent = self._counted[slot]
-        self._counted[slot] = done, sent
-        self._metrics.counter("events_done", agent=slot.agent.name).add(done - before_done)
-        self._metrics.counter("events_out", agent=slot.agent.name).add(sent - before_sent)
+    def _count(self, crew: Crew) -> None:
+        done, sent = crew.done(), crew.sent
+        before_done, before_sent = self._counted[crew]
+        self._counted[crew] = done, sent
+        self._metrics.counter("events_done", agent=crew.agent.name).add(done - before_done)
+        self._metrics.counter("events_out", agent=crew.agent.name).add(sent - before_sent)
 
     def count(self) -> None:
         """Bring the metrics up to date."""
-        for slot in self.slots:
-            self._count(slot)
+        for crew in self.crews:
+            self._count(crew)
 
     def sweep(self) -> None:
         """Delete rows that have expired for all agents that can see them; some at a time."""
@@ -246,49 +271,11 @@ class Task:
             return
         for table in self.tables:
             if table.ttl is not None:
-                clocks = [slot.clock for slot in self.slots if table in slot.views and slot.clock != NEVER]
+                clocks = [crew.clock for crew in self.crews if table in crew.views and crew.clock != NEVER]
                 if clocks:
                     self.state.sweep(table, min(clocks))
 
     # -- agents -------------------------------------------------------------------------------
-
-    async def _run(self, slot: Slot[Any]) -> None:
-        """Run one agent's instance, again after each event that the policy skips."""
-        while True:
-            failure: AgenticError
-            try:
-                await slot.run()
-                if slot.closing:
-                    return
-                failure = AgentFailed(
-                    f"agent {slot.agent.name!r} ended before its stream did{_at(slot)}; it must loop over the stream"
-                )
-                self._fail(failure)
-                return
-            except asyncio.CancelledError:
-                if self._closing:
-                    raise
-                self._fail(AgentFailed(f"agent {slot.agent.name!r} was cancelled from within{_at(slot)}"))
-                return
-            except Outdated as error:
-                # As if it had not been begun; a new instance begins it, so that what the agent has read is new.
-                log.debug("done again, what it had read was written meanwhile: %s", error)
-                slot.begin_again()
-                self._metrics.counter("redone", agent=slot.agent.name).add()
-            except ApplyFailed as error:
-                self._fail(error)
-                return
-            except (Exception, SystemExit) as error:
-                failure = AgentFailed(f"agent {slot.agent.name!r} failed{_at(slot)}: {words(error)}")
-                failure.__cause__ = error
-                stops = self._settings.on_error == "stop" or isinstance(error, SystemExit)
-                if stops or not slot.current():
-                    self._fail(failure)
-                    return
-                skipped = len(slot.current())
-                slot.give_up()
-                self._metrics.counter("dropped", reason="agent_error").add(skipped)
-                log.error("%s; skipped", failure, exc_info=error)
 
     async def quiet(self) -> None:
         """Let no further event of a source begin; return when no child of one is under way."""
@@ -318,9 +305,9 @@ class Task:
         self._closing = True
         if self._alarm is not None:
             self._alarm.cancel()
-        for slot in self.slots:
-            slot.close()
-        runs = [run for run in self._runs if not run.done()]
+        for crew in self.crews:
+            crew.close()
+        runs = [run for crew in self.crews for run in crew.lasting if not run.done()]
         if runs:
             await asyncio.wait(runs, timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
         late = [run for run in runs if not run.done()]
@@ -332,11 +319,10 @@ class Task:
         """Let events under way be finished, and their children, before the agents that read these end."""
         assert self.gate is not None, "only where there may be children"
         self.gate.close()
-        for slot in self.slots:
-            if isinstance(slot, WatchingSlot):
-                slot.drop_roots()
+        for crew in self.crews:
+            crew.drop_roots()
         loop = asyncio.get_running_loop()
-        while any(slot.pending for slot in self.slots) and any(not run.done() for run in self._runs):
+        while any(crew.pending for crew in self.crews) and any(not run.done() for run in self._runs):
             self._moved.clear()
             try:
                 await asyncio.wait_for(self._moved.wait(), deadline - loop.time())
@@ -349,16 +335,16 @@ class Task:
         if self._alarm is not None:
             self._alarm.cancel()
         runs = [run for run in self._runs if not run.done()]
-        for slot in self.slots:
-            slot.close()
+        for crew in self.crews:
+            crew.close()
         for run in runs:
             run.cancel()
         if runs:
             await asyncio.wait(runs, timeout=CANCEL_TIMEOUT)
         if stuck := [run.get_name() for run in runs if not run.done()]:
             log.warning("does not end although it was cancelled: %s", ", ".join(stuck))
-        for slot in self.slots:
-            slot.abandon()
+        for crew in self.crews:
+            crew.abandon()
         if self.gate is not None:
             self.gate.over()
 
@@ -372,13 +358,3 @@ class Task:
 
 #: Seconds that a cancelled agent has to end; one that swallows its cancellation must not hold up a rebalance.
 CANCEL_TIMEOUT = 2.0
-
-
-def _at(slot: Slot[Any]) -> str:
-    """Say where an agent is: topic, partition, offset and key."""
-    events = slot.current()
-    if not events:
-        return ""
-    event = events[-1]
-    several = f" (the last of {len(events)} taken together)" if len(events) > 1 else ""
-    return f" on {event.topic}-{event.partition} offset {event.offset} key {event.key!r}{several}"

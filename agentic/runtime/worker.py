@@ -154,6 +154,7 @@ class Worker(Part):
             metrics=app.metrics,
             checkpoint=self._checkpoint_only,
             fail=self.fail,
+            now=self._now,
         )
         interval, timeout = settings.commit_interval.total_seconds(), settings.stop_timeout.total_seconds()
         await self.add_runtime_dependency(StateService(recovery, self.assignment, self.fail))

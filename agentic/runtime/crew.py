@@ -1,0 +1,179 @@
+"""Those who work on one agent's events in one task, and what they share with the rest of the task."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentic.agent import Agent
+from agentic.core.breaker import Circuit
+from agentic.core.clock import Clock
+from agentic.core.rate import TokenBucket
+from agentic.errors import AgentFailed, AgenticError
+from agentic.metrics import Metrics
+from agentic.runtime.gate import Gate
+from agentic.runtime.instance import Instance
+from agentic.runtime.outbox import Outbox
+from agentic.runtime.tables import TableView
+from agentic.settings import Settings
+from agentic.stream import Event
+from agentic.table import Table
+
+Views = dict[Table[Any, Any], TableView]
+
+
+@dataclass
+class Brakes:
+    """What holds an agent's events back in all tasks of a worker together.
+
+    Attributes:
+        rate: how many may begin in a second.
+        circuit: stops beginning events while too many fail.
+    """
+
+    rate: TokenBucket | None = None
+    circuit: Circuit | None = None
+
+    @classmethod
+    def of(cls, agent: Agent) -> Brakes | None:
+        """Return an agent's brakes; None for one that has none."""
+        execution = agent.execution
+        if execution.rate is None and execution.breaker is None:
+            return None
+        return cls(
+            None if execution.rate is None else TokenBucket(execution.rate),
+            None if execution.breaker is None else Circuit(execution.breaker),
+        )
+
+
+@dataclass
+class Place:
+    """What the crews of one task share.
+
+    Attributes:
+        task: the task's name.
+        partition: its number.
+        outbox: takes the effects.
+        ask_commit: asks for a checkpoint; returns a future that is done with it.
+        gate: holds events back while children of others are under way; None where no event can have any.
+        views: makes the tables that an agent uses as one instance sees them.
+        fail: stops the worker.
+        drained: told when a crew has run out of events, or has room for more.
+        now: the wall clock, in ms.
+        brakes: by the name of the agent.
+        shared: the tables that more than one of the agents uses.
+    """
+
+    task: str
+    partition: int
+    settings: Settings
+    outbox: Outbox
+    metrics: Metrics
+    ask_commit: Callable[[], asyncio.Future[None]]
+    gate: Gate | None
+    views: Callable[[Instance[Any]], Views]
+    fail: Callable[[BaseException], None]
+    drained: Callable[[Crew], None]
+    now: Callable[[], int]
+    brakes: Mapping[str, Brakes] = field(default_factory=dict)
+    shared: frozenset[Table[Any, Any]] = frozenset()
+    clock: Clock = field(default_factory=Clock)
+
+
+class Crew(ABC):
+    """Works on one agent's events in one task.
+
+    Attributes:
+        agent: whose function runs.
+        handed: events handed over so far.
+        runs: what runs the agent's function, in tasks of the loop.
+    """
+
+    def __init__(self, agent: Agent, place: Place) -> None:
+        self.agent = agent
+        self.place = place
+        self.handed = 0
+        self.closing = False
+
+    @property
+    @abstractmethod
+    def runs(self) -> list[asyncio.Task[None]]: ...
+
+    @abstractmethod
+    def start(self, time: int) -> None:
+        """Begin; the tables are there.
+
+        Args:
+            time: how far the events had come before a restart, by their timestamps, in ms.
+        """
+
+    @abstractmethod
+    def put(self, events: Iterable[Event]) -> None:
+        """Hand events over, in order."""
+
+    @abstractmethod
+    def put_child(self, event: Event) -> None:
+        """Hand over a child of an event of the task."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Look again whether there is something that may begin."""
+
+    @abstractmethod
+    def drop_roots(self) -> None:
+        """Leave to the next owner what waits and has no parent."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Begin nothing more: what waits is left to the next owner, what is under way may finish."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Let go of what is under way: its next owner does it again."""
+
+    @property
+    @abstractmethod
+    def pending(self) -> int:
+        """Events handed over and not completed."""
+
+    @property
+    @abstractmethod
+    def sent(self) -> int:
+        """Effects applied so far."""
+
+    @property
+    @abstractmethod
+    def clock(self) -> int:
+        """The time by which rows of tables expire, in ms."""
+
+    @property
+    @abstractmethod
+    def views(self) -> Iterable[Table[Any, Any]]:
+        """The tables that have been looked at, or can be."""
+
+    @property
+    def lasting(self) -> list[asyncio.Task[None]]:
+        """Those runs whose end is worth waiting for."""
+        return self.runs
+
+    def done(self) -> int:
+        """Events completed so far."""
+        return self.handed - self.pending
+
+    def ended_early(self, where: str) -> AgenticError:
+        """Return what to say of an agent whose function returned."""
+        return AgentFailed(
+            f"agent {self.agent.name!r} ended before its stream did{where}; it must loop over the stream"
+        )
+
+
+def at(events: list[Event]) -> str:
+    """Say where an agent is: topic, partition, offset and key of the last of some events."""
+    if not events:
+        return ""
+    event = events[-1]
+    several = f" (the last of {len(events)} taken together)" if len(events) > 1 else ""
+    return f" on {event.topic}-{event.partition} offset {event.offset} key {event.key!r}{several}"

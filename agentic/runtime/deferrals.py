@@ -1,0 +1,294 @@
+"""Events that were put off: rows of a table of the task, until they are due.
+
+An event moves there in the same commit as its offset, so it keeps nothing back and survives any
+crash; when it is due it comes again, and its row goes in the same commit as its effects. While
+one of a key is there, later events of that key wait behind it in the table, in their order,
+unless it was put off with ``block_key=False``.
+
+A row's key is a number that rises with each row: their order is the order of arrival. In memory there
+is no more of a row than its key, when it is due and what it holds back.
+
+Source: spec, B7.8; rules 21 and 22.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from agentic.agent import Agent
+from agentic.core.clock import Clock, Hold
+from agentic.errors import DecodeFailed, StateMismatch
+from agentic.runtime.lane import Putting
+from agentic.runtime.partition import name_of_event
+from agentic.runtime.tables import TableView
+from agentic.stream import Event
+from agentic.topic import Topic
+
+#: Events of one key that may wait behind one that is put off; the next stays in the partition, with all behind it.
+PER_KEY = 1_000
+
+
+class Row(msgspec.Struct, array_like=True):
+    """What is kept of an event that is put off.
+
+    Attributes:
+        due_at: on the wall clock, in ms; 0: as soon as what stands before it is done.
+        blocks: do later events of its key wait behind it?
+        holds: does the task's clock wait for it?
+        failures: attempts that have failed.
+        reason: why it was put off.
+    """
+
+    due_at: int
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+    blocks: bool
+    holds: bool
+    failures: int = 0
+    reason: str = ""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Row).decode
+
+
+def decode_row(value: bytes) -> Row:
+    """Return what a row of a table of deferred events says."""
+    return _decode(value)
+
+
+class Parked:
+    """Where an event comes from that was put off: see `agentic.stream.Origin`. It retires with its row."""
+
+    __slots__ = ("_deferrals", "_left", "failures", "kept", "number", "partition", "row", "topic")
+
+    def __init__(self, deferrals: Deferrals, number: int, row: Row, topic: Topic[Any, Any]) -> None:
+        self._deferrals = deferrals
+        self._left = 1
+        self.number = number
+        self.row = row
+        self.topic = topic
+        self.partition = row.partition
+        self.failures = row.failures
+        #: Was it put off again? Then its row stays.
+        self.kept = False
+
+    def retire(self, offset: int) -> bool:
+        self._left -= 1
+        if self._left:
+            return False
+        if not self.kept:
+            self._deferrals.remove(self.number, self.row)
+        return True
+
+    def adopt(self, offset: int, children: int) -> None:
+        self._left += children
+
+    def idempotency_key(self, event: Event) -> str:
+        return name_of_event(self.topic, self.partition, event.offset)
+
+    @property
+    def ledger_base(self) -> None:
+        """It is in no ledger."""
+
+
+class Deferrals:
+    """The deferred events of one agent in one task.
+
+    Args:
+        view: the table.
+        clock: the task's, held by events that are still to come.
+    """
+
+    def __init__(self, view: TableView, agent: Agent, task: str, clock: Clock) -> None:
+        self._buffer = view.buffer
+        self._key = view.layout.keys.encode
+        self._number = view.layout.keys.decode
+        self._agent = agent.name
+        self._task = task
+        self._topics = {topic.name: topic for topic in agent.topics}
+        self._clock = clock
+        #: key -> the numbers of its rows, in order; of those that block it, and of what waits behind.
+        self._queues: dict[bytes, list[int]] = {}
+        #: Keys whose first row waits for events of the key that are in flight.
+        self._dormant: set[bytes] = set()
+        self._due: list[tuple[int, int]] = []
+        self._holds: dict[int, Hold] = {}
+        self._next = 0
+        self.parked = 0
+        self._restore()
+
+    def _restore(self) -> None:
+        for key, entry in self._buffer.pairs({}):
+            number = int.from_bytes(self._number(key), "big")
+            self._next = number + 1
+            self._admit(number, _decode(entry))
+
+    def _admit(self, number: int, row: Row) -> None:
+        """Take a row into memory."""
+        self.parked += 1
+        if row.holds:
+            self._holds[number] = self._clock.hold(row.timestamp, self)
+        if row.blocks and row.key is not None:
+            queue = self._queues.get(row.key)
+            if queue is not None:
+                queue.append(number)
+                return
+            self._queues[row.key] = [number]
+        heapq.heappush(self._due, (row.due_at, number))
+
+    def _write(self, number: int, row: Row | None) -> None:
+        entry = None if row is None else _encode(row)
+        self._buffer.apply({self._key(number.to_bytes(8, "big")): (entry, 0 if row is None else row.timestamp)})
+
+    # -- putting off --------------------------------------------------------------------------
+
+    def put(self, event: Event, putting: Putting, failures: int, now: int) -> None:
+        """Put an event off. Its offset is to be retired in the same step.
+
+        Args:
+            now: the wall clock, in ms.
+        """
+        blocks = putting.block_key and event.raw_key is not None
+        due_at = now + round(putting.after * 1000)
+        row = _row(event, due_at, blocks=blocks, holds=putting.hold is not None, failures=failures, why=putting.reason)
+        if event.origin.__class__ is not Parked:
+            number, self._next = self._next, self._next + 1
+            self._write(number, row)
+            self._admit(number, row)
+            return
+        # It keeps its row's number, and so its place before what waits behind it.
+        parked: Parked = event.origin
+        parked.kept = True
+        number = parked.number
+        self._write(number, row)
+        hold = self._holds.pop(number, None)
+        if row.holds:
+            self._holds[number] = self._clock.hold(row.timestamp, self)
+        if hold is not None:
+            self._clock.release(hold)
+        if parked.row.blocks and not blocks:
+            self._leave_queue(parked.row)
+        elif blocks and not parked.row.blocks:
+            assert row.key is not None, "only then does it block"
+            self._queues.setdefault(row.key, []).insert(0, number)
+        heapq.heappush(self._due, (row.due_at, number))
+
+    def follow(self, event: Event) -> None:
+        """Let an event wait behind those of its key. Its offset is to be retired in the same step."""
+        assert event.raw_key is not None, "a null key has no order"
+        row = _row(event, 0, blocks=True, holds=True, failures=0, why="")
+        number, self._next = self._next, self._next + 1
+        self._write(number, row)
+        self.parked += 1
+        self._holds[number] = self._clock.hold(row.timestamp, self)
+        queue = self._queues.get(event.raw_key)
+        if queue is None:
+            self._queues[event.raw_key] = [number]
+            self._dormant.add(event.raw_key)
+        else:
+            queue.append(number)
+
+    def remove(self, number: int, row: Row) -> None:
+        """An event that was put off is complete."""
+        self._write(number, None)
+        self.parked -= 1
+        hold = self._holds.pop(number, None)
+        if hold is not None:
+            self._clock.release(hold)
+        if row.blocks and row.key is not None:
+            self._leave_queue(row)
+
+    def _leave_queue(self, row: Row) -> None:
+        assert row.key is not None, "it has a queue"
+        queue = self._queues[row.key]
+        del queue[0]
+        if queue:
+            heapq.heappush(self._due, (0, queue[0]))
+        else:
+            del self._queues[row.key]
+
+    # -- coming again -------------------------------------------------------------------------
+
+    def blocks(self, key: bytes) -> bool:
+        """Do events of a key have to wait here?"""
+        return key in self._queues
+
+    def has_room(self, key: bytes) -> bool:
+        """May one more event of a key wait here?"""
+        return len(self._queues.get(key, ())) < PER_KEY
+
+    def wake(self, key: bytes) -> bool:
+        """No event of a key is in flight any more: let the first that waits for that be due, if there is one."""
+        if key not in self._dormant:
+            return False
+        self._dormant.discard(key)
+        heapq.heappush(self._due, (0, self._queues[key][0]))
+        return True
+
+    def pop(self, now: int) -> Event | None:
+        """Return the next event that is due by the wall clock, in ms; None while there is none.
+
+        Raises:
+            StateMismatch: the agent does not read its topic any more.
+            DecodeFailed: its topic's types do not take it any more.
+        """
+        if not self._due or self._due[0][0] > now:
+            return None
+        _, number = heapq.heappop(self._due)
+        key = self._key(number.to_bytes(8, "big"))
+        entry, _ = self._buffer.rows.get(key) or self._buffer.load(key)
+        row = _decode(entry)
+        topic = self._topics.get(row.topic)
+        if topic is None:
+            raise StateMismatch(
+                f"agent {self._agent!r} of task {self._task}: it has put off an event of topic {row.topic!r}, and "
+                f"does not read that topic any more; let it read the topic until 'agentic tables show "
+                f"{self._agent}-deferred' shows no row, or give the row up by 'agentic reset'"
+            )
+        origin = Parked(self, number, row, topic)
+        try:
+            decoded_key = None if row.key is None else topic.key.decode(row.key)
+            value = None if row.value is None else topic.value.decode(row.value)
+        except Exception as error:
+            raise DecodeFailed(
+                f"agent {self._agent!r} of task {self._task}: the event of {row.topic}-{row.partition} offset "
+                f"{row.offset} that was put off does not fit the topic's types any more: {error}"
+            ) from error
+        return Event(decoded_key, value, row.timestamp, row.offset, origin, row.key, tuple(row.headers), row.value)
+
+    @property
+    def due_at(self) -> int | None:
+        """When the next one is due, on the wall clock in ms; None while none waits for a time."""
+        return self._due[0][0] if self._due else None
+
+    def rows(self) -> Iterator[Row]:
+        """Iterate over what is put off, in order."""
+        for _, entry in self._buffer.pairs({}):
+            yield _decode(entry)
+
+
+def _row(event: Event, due_at: int, *, blocks: bool, holds: bool, failures: int, why: str) -> Row:
+    return Row(
+        due_at,
+        event.topic,
+        event.partition,
+        event.offset,
+        event.timestamp,
+        event.raw_key,
+        event.raw_value,
+        list(event.headers),
+        blocks,
+        holds,
+        failures,
+        why,
+    )

@@ -1,0 +1,193 @@
+"""One of the instances of an agent that works on several events at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
+
+from agentic.core.stations import Station
+from agentic.core.times import seconds
+from agentic.metrics import Metrics
+from agentic.runtime.instance import Instance
+from agentic.runtime.letters import Policy
+from agentic.runtime.outbox import Outbox
+from agentic.runtime.tables import TableView
+from agentic.state.buffer import Row
+from agentic.stream import Event
+from agentic.topic import Outgoing
+
+if TYPE_CHECKING:
+    from agentic.agent import Agent
+    from agentic.runtime.pool import Pool
+
+T = TypeVar("T")
+
+#: Events after which an instance that never waits lets others have a turn of the loop.
+TURN = 500
+
+
+class Putting(NamedTuple):
+    """How an event is put off: see `Stream.defer`."""
+
+    after: float
+    reason: str
+    block_key: bool
+    hold: Literal["event"] | None
+
+
+class Notes(NamedTuple):
+    """What an event that is done and waits for its turn will have done.
+
+    Attributes:
+        effects: what it sends.
+        rows: what it writes, by table.
+        read: the rows that it has read, where other agents may write them.
+        putting: it is put off instead.
+    """
+
+    effects: Sequence[Outgoing]
+    rows: Sequence[tuple[TableView, dict[bytes, Row]]]
+    read: Sequence[tuple[TableView, dict[bytes, Row]]]
+    putting: Putting | None = None
+
+
+NOTHING: Final = Notes((), (), ())
+
+
+class Lane(Instance[T]):
+    """The stream of one instance; its pool gives it the events.
+
+    Attributes:
+        stations: those of the current events; several with `take`.
+        putting: set when the current events are put off.
+    """
+
+    __slots__ = ("_in_turn", "_pool", "putting", "stations", "waiter")
+
+    def __init__(
+        self,
+        agent: Agent,
+        outbox: Outbox,
+        metrics: Metrics,
+        ask_commit: Callable[[], asyncio.Future[None]],
+        policy: Policy,
+        pool: Pool,
+    ) -> None:
+        super().__init__(agent, outbox, metrics, ask_commit, policy)
+        self._pool = pool
+        self._in_turn = 0
+        self.stations: list[Station[Event]] = []
+        self.putting: Putting | None = None
+        self.waiter: asyncio.Future[None] | None = None
+
+    async def __anext__(self) -> T:
+        pool = self._pool
+        if self.stations:
+            pool.complete(self)
+            self._in_turn += 1
+            if self._in_turn >= TURN:
+                self._in_turn = 0
+                await asyncio.sleep(0)
+        while not pool.begin(self):
+            if self.closing:
+                raise StopAsyncIteration
+            await pool.rest(self)
+        return self.event.value  # type: ignore[no-any-return]
+
+    async def another(self, deadline: float) -> Event | None:
+        loop = asyncio.get_running_loop()
+        while not self._pool.begin_another(self):
+            if self.closing or loop.time() >= deadline:
+                return None
+            await self._pool.rest(self, deadline)
+        return self.event
+
+    def hold(self, station: Station[Event]) -> None:
+        """Have one event more in hand."""
+        if self.working_on is not None:
+            self._also.append(self.working_on)
+        self.stations.append(station)
+        self.working_on = station.event
+
+    def let_go(self) -> list[Station[Event]]:
+        """Have nothing in hand any more, and no notes; return what it was."""
+        stations, self.stations = self.stations, []
+        self.abandon()
+        return stations
+
+    def put_back(self) -> None:
+        self._pool.put_back(self)
+
+    @property
+    def attempt(self) -> int:
+        return self.stations[-1].failures + 1 if self.stations else 1
+
+    def defer(
+        self,
+        after: timedelta | float,
+        *,
+        reason: str = "",
+        block_key: bool = True,
+        hold: Literal["event"] | None = "event",
+    ) -> None:
+        event = self.event
+        if self._pool.deferrals is None:
+            super().defer(after)
+        if hold not in ("event", None):
+            raise ValueError(f'defer(hold={hold!r}): it is "event" or None')
+        self._pool.check_deferrable(event)
+        self.putting = Putting(seconds(after), reason, block_key, hold)
+
+    def abandon(self) -> None:
+        super().abandon()
+        self.stations = []
+        self.putting = None
+
+    # -- notes of an event that waits for its turn --------------------------------------------
+
+    def detach(self) -> Notes:
+        """Hand the notes of the current events over; they are applied by another instance."""
+        if self._letters is not None:
+            letters = self._letters
+            self._forget()
+            self._effects += letters
+        rows = [(view, dict(view.overlay)) for view in self.touched]
+        read = [(view, dict(view.read)) for view in self.views.values() if view.read] if self.touched else []
+        notes = Notes(list(self._effects), rows, read)
+        self._forget()
+        return notes
+
+    def apply(self, event: Event, notes: Notes) -> None:
+        """Complete an event with notes that another instance has taken.
+
+        Raises:
+            Outdated, AgenticError: as completing an event does.
+        """
+        self.working_on = event
+        self._effects += notes.effects
+        for view, rows in notes.rows:
+            mine = self.views[view.table]
+            mine.lay_over(rows)
+            self.touched.append(mine)
+        for view, read in notes.read:
+            self.views[view.table].read.update(read)
+        try:
+            self._complete(event)
+        finally:
+            self._forget()
+            self.working_on = None
+
+    def complete(self) -> None:
+        """Apply the notes of the current events and retire these, in one step."""
+        event = self.event
+        if self._effects or self.touched or self._also:
+            self._complete(event)
+        else:
+            event.origin.retire(event.offset)
+        self.working_on = None
+
+    def own_keys(self) -> list[bytes | None]:
+        """The keys of the current events: the only ones whose rows it may write."""
+        return [event.raw_key for event in self.current()]

@@ -1,0 +1,834 @@
+"""A crew of several: an agent that works on many events at once, and tries again what fails.
+
+The pool keeps the stations; its lanes, each an instance of the agent's function, come to it for
+the next event when they are done with one. Nothing here waits: a lane that finds no event
+rests until it is called, and one that never waits itself works off all there is in one turn of
+the loop. So an agent whose calls return at once pays for no switches.
+
+All of it is touched by one loop. A lane whose attempt was ended from outside (a time-out, a
+partition that moved on) is *void*: its events have left its hands, and it can do nothing any more.
+
+Source: spec, B7; rules 8 to 24.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from math import inf
+from typing import Any
+
+from agentic.agent import Agent
+from agentic.core.adaptive import Adaptive
+from agentic.core.ledger import MAX_SPAN
+from agentic.core.retry import Verdict, judge
+from agentic.core.stations import State, Station, Stations
+from agentic.errors import AgentFailed, AgenticError, AttemptTimeout, words
+from agentic.execution import INLINE, MOST_IN_FLIGHT
+from agentic.runtime.crew import Crew, Place, at
+from agentic.runtime.deferrals import Deferrals, Parked
+from agentic.runtime.gate import Descent
+from agentic.runtime.instance import ApplyFailed, Outdated
+from agentic.runtime.lane import NOTHING, Lane, Notes, Putting
+from agentic.runtime.letters import Policy
+from agentic.runtime.tables import OwnRows
+from agentic.stream import Event
+from agentic.table import Table
+
+log = logging.getLogger("agentic.worker")
+
+#: Stations of one pool, at least: events that may wait behind their keys while others overtake them.
+LEAST_STATIONS = 256
+#: Events of one key that may wait in stations; the next one stays in the partition, with all that follow.
+PER_KEY = 64
+#: Events after which the span of what is unfinished is looked at.
+LOOK_AT_SPAN = 256
+#: An event of a span that is at most this much below the limit may still begin.
+NEAR_MAX_SPAN = MAX_SPAN - (1 << 12)
+
+
+class Pool(Crew):
+    """See `agentic.runtime.crew.Crew`.
+
+    Attributes:
+        stations: the events that are in flight.
+        limit: how many may execute at once, by now.
+        deferrals: the events that were put off; None where the agent puts none off.
+    """
+
+    def __init__(self, agent: Agent, place: Place, most: int = MOST_IN_FLIGHT) -> None:
+        """Make a pool.
+
+        Args:
+            most: events that may be unfinished beyond a commit position; what a commit has room for.
+        """
+        super().__init__(agent, place)
+        execution = agent.execution
+        self._execution = execution
+        self._policy = Policy(agent, place.settings)
+        self.stations: Stations[Event] = Stations(in_order=execution.emit == "offset")
+        self._in_order = execution.emit == "offset"
+        self._most = min(most, max(LEAST_STATIONS, 2 * execution.in_flight))
+        self._adaptive = Adaptive(most=self._most) if execution.concurrency == "auto" else None
+        self.limit = 1 if self._adaptive is not None else min(execution.in_flight, self._most)
+        self.deferrals: Deferrals | None = None
+        #: Where a key with many events has some of them parked: how many it has in stations.
+        self._depth: Counter[bytes] | None = Counter() if execution.hot_key == "park" else None
+        self._brakes = place.brakes.get(agent.name)
+        self._timeout = execution.timeout
+        self._patience = min(execution.pin_limit, inf if execution.timeout is None else execution.timeout)
+        self._by_key = execution.order == "key"
+        self._predicates = {source.topic.name: source.predicates for source in agent.sources if source.predicates}
+        self._keeps_time = any(table.ttl for table in agent.tables)
+        self._inbox: deque[Event] = deque()
+        self._children: deque[Event] = deque()
+        self._lanes: dict[Lane[Any], asyncio.Task[None]] = {}
+        self._idle: list[Lane[Any]] = []
+        #: Void lanes that have not ended yet.
+        self._void: dict[Lane[Any], asyncio.Task[None]] = {}
+        self._applier = self._make_lane()
+        self._sent_by_ended = 0
+        self._bytes = 0
+        self._issued = 0
+        self._started = False
+        #: Is a lane on its way to look for an event?
+        self._calling = False
+        self._failed = False
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = inf
+        self._loop = asyncio.get_running_loop()
+        self._retries = place.metrics.counter("retries", agent=agent.name)
+        self._filtered = place.metrics.counter("dropped", reason="filtered")
+
+    # -- what the task does -------------------------------------------------------------------
+
+    def start(self, time: int) -> None:
+        place = self.place
+        self._equip(self._applier, own=False)
+        if self.agent.deferred is not None:
+            view = self._applier.views[self.agent.deferred]
+            self.deferrals = Deferrals(view, self.agent, place.task, place.clock)
+        self._started = True
+        self._look()
+
+    def put(self, events: Iterable[Event]) -> None:
+        before = len(self._inbox)
+        self._inbox.extend(events)
+        self.handed += len(self._inbox) - before
+        self._call()
+
+    def put_child(self, event: Event) -> None:
+        self.handed += 1
+        self._children.append(event)
+        self._call()
+
+    def wake(self) -> None:
+        self._look()
+
+    def drop_roots(self) -> None:
+        self._inbox.clear()
+        self._abandon(lambda station: station.state is not State.EXECUTING and not _is_child(station.event))
+
+    def close(self) -> None:
+        self.closing = True
+        self._inbox.clear()
+        self._children.clear()
+        self._abandon(lambda station: station.state is not State.EXECUTING)
+        self._disarm()
+        for lane in list(self._lanes):
+            lane.closing = True
+            if lane.waiter is not None and not lane.waiter.done():
+                lane.waiter.set_result(None)
+
+    def abandon(self) -> None:
+        self._abandon(lambda station: True)
+        for lane in (*self._lanes, *self._void):
+            lane.closing = True
+            lane.abandon()
+
+    def _abandon(self, only: Any) -> None:
+        circuit = None if self._brakes is None else self._brakes.circuit
+        for station in self.stations.abandon(only):
+            if circuit is not None and station.holder is not None:
+                circuit.abandoned(station.started_at)
+            if station.hold is not None:
+                self.place.clock.release(station.hold)
+                station.hold = None
+
+    @property
+    def runs(self) -> list[asyncio.Task[None]]:
+        return [*self._lanes.values(), *self._void.values()]
+
+    @property
+    def lasting(self) -> list[asyncio.Task[None]]:
+        return list(self._lanes.values())
+
+    @property
+    def pending(self) -> int:
+        return len(self._inbox) + len(self._children) + len(self.stations)
+
+    @property
+    def sent(self) -> int:
+        return self._sent_by_ended + self._applier.sent + sum(lane.sent for lane in self._lanes)
+
+    @property
+    def clock(self) -> int:
+        return self.place.clock.now
+
+    @property
+    def views(self) -> Iterable[Table[Any, Any]]:
+        return self.agent.tables
+
+    # -- lanes --------------------------------------------------------------------------------
+
+    def _make_lane(self) -> Lane[Any]:
+        place = self.place
+        return Lane(self.agent, place.outbox, place.metrics, place.ask_commit, self._policy, self)
+
+    def _equip(self, lane: Lane[Any], *, own: bool) -> None:
+        """Give a lane its views of the tables."""
+        tables = self.agent.tables
+        if not tables:
+            return
+        lane.views = self.place.views(lane)
+        # An agent that reads changes beside topics may have two events of one key at work.
+        mixed = bool(self.agent.watched and self.agent.topics)
+        lane.shares_tables = mixed or bool(self.place.shared.intersection(tables))
+        for view in lane.views.values():
+            view.shared = view.shared or mixed
+            if own and self._execution.concurrent and self._execution.order != "partition":
+                view.overlay = OwnRows(view, lane, self._execution.order)
+
+    def _call(self) -> None:
+        """Let a lane come and look for an event, unless one is on its way."""
+        if self._calling or self._failed or self.closing:
+            return
+        if self._idle:
+            self._calling = True
+            lane = self._idle.pop()
+            assert lane.waiter is not None, "it rests"
+            lane.waiter.set_result(None)
+        elif len(self._lanes) < self.limit and self._started:
+            self._calling = True
+            self._spawn()
+
+    def _spawn(self) -> None:
+        lane = self._make_lane()
+        self._equip(lane, own=True)
+        name = f"agent {self.agent.name} of task {self.place.task}"
+        self._lanes[lane] = run = asyncio.create_task(self._run(lane), name=name)
+        run.add_done_callback(lambda _: self._ended(lane))
+
+    def _ended(self, lane: Lane[Any]) -> None:
+        if self._lanes.pop(lane, None) is not None:
+            self._sent_by_ended += lane.sent
+        self._void.pop(lane, None)
+        self.place.drained(self)
+
+    async def rest(self, lane: Lane[Any], until: float | None = None) -> None:
+        """Return when the lane is called, when it is to end, or at `until` by the loop's clock."""
+        lane.waiter = waiter = self._loop.create_future()
+        alarm = None if until is None else self._loop.call_at(until, self._rouse, lane)
+        self._idle.append(lane)
+        if not self._inbox:
+            self.place.drained(self)
+        try:
+            await waiter
+        finally:
+            lane.waiter = None
+            if alarm is not None:
+                alarm.cancel()
+            if lane in self._idle:
+                self._idle.remove(lane)
+            else:
+                self._calling = False
+
+    def _rouse(self, lane: Lane[Any]) -> None:
+        if lane.waiter is not None and not lane.waiter.done():
+            self._idle.remove(lane)
+            self._calling = True
+            lane.waiter.set_result(None)
+
+    async def _run(self, lane: Lane[Any]) -> None:
+        """Run one instance, anew after each event of it that failed."""
+        self._calling = False
+        place, name = self.place, self.agent.name
+        while True:
+            try:
+                await lane.run()
+                if not lane.closing:
+                    self._stop(self.ended_early(at(lane.current())))
+                return
+            except asyncio.CancelledError:
+                run = asyncio.current_task()
+                if lane.closing or self.closing or (run is not None and run.cancelling()):
+                    raise
+                # Its own failure, as any that it raises; not the worker's end.
+                self._meet(lane, AgenticError("what it awaited was cancelled"))
+            except Outdated as error:
+                log.debug("done again, what it had read was written meanwhile: %s", error)
+                self._again(lane.let_go())
+                place.metrics.counter("redone", agent=name).add()
+            except ApplyFailed as error:
+                self._stop(error)
+                return
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's code may raise anything; the policy says what then
+                if lane in self._void:
+                    return  # it came too late with whatever it says
+                self._meet(lane, error)
+            if self._failed:
+                return
+            self._call()
+
+    def _stop(self, failure: AgenticError) -> None:
+        self._failed = True
+        self._disarm()
+        self.place.fail(failure)
+
+    # -- an event begins ----------------------------------------------------------------------
+
+    def begin(self, lane: Lane[Any]) -> bool:
+        """Give a lane the next event that may begin; return whether there was one."""
+        stations = self.stations
+        if self._failed or lane.closing:
+            return False
+        now = self._loop.time()
+        gate = self.place.gate
+        passable = gate is None or gate.passable
+        if not (stations.ready if passable else self._ready_children()) and not self._issue(now, passable):
+            return False
+        if not self._may_execute(now):
+            return False
+        station = stations.begin(now, None if passable else _is_child)
+        assert station is not None, "one is ready"
+        self._hand(lane, station, now)
+        if not self._calling and (stations.ready or self._inbox or self._children):
+            self._call()
+        return True
+
+    def _may_execute(self, now: float) -> bool:
+        """May one more event begin, as far as numbers go? It has to, then: the brakes have counted it."""
+        if len(self.stations.executing) >= self.limit:
+            if self._adaptive is not None:
+                self._adaptive.saturated()
+            return False
+        most = self._execution.max_in_flight_bytes
+        if most is not None and self._bytes >= most:
+            return False
+        return self._brakes is None or self._released(now)
+
+    def begin_another(self, lane: Lane[Any]) -> bool:
+        """Give a lane one more event, to be complete with those it has; return whether there was one."""
+        now = self._loop.time()
+        for station in reversed(lane.stations):
+            while station.successor is None and self._inbox and self._by_key and self._next_is_of(station):
+                self._issue_next(self._inbox.popleft(), now)
+            if station.successor is not None and station.successor.state is State.QUEUED:
+                if not self._may_execute(now):
+                    return False
+                successor = self.stations.follow(station, now)
+                assert successor is not None, "it is queued"
+                self._hand(lane, successor, now)
+                return True
+        return self.begin(lane)
+
+    def _next_is_of(self, station: Station[Event]) -> bool:
+        return len(self.stations) < self._most and self._lane_of(self._inbox[0]) == station.lane
+
+    def _hand(self, lane: Lane[Any], station: Station[Event], now: float) -> None:
+        if self._execution.max_in_flight_bytes is not None:
+            self._bytes += len(station.event.raw_value or b"")
+        station.holder = lane
+        lane.hold(station)
+        if self._keeps_time:
+            lane.clock = self.place.clock.now
+        if now + self._patience < self._alarm_at:
+            self._arm(now + self._patience)
+
+    def _ready_children(self) -> bool:
+        return any(_is_child(each.event) for each in self.stations.live if each.state is State.READY)
+
+    def _released(self, now: float) -> bool:
+        """Do the brakes let an event begin?"""
+        assert self._brakes is not None, "asked only then"
+        circuit, rate = self._brakes.circuit, self._brakes.rate
+        if rate is not None and (next_at := rate.next_at(now)) > now:
+            self._arm(next_at)
+            return False
+        if circuit is not None and not circuit.may_start(now):
+            starts_at = circuit.starts_at()
+            self._arm(now + 1.0 if starts_at is None else max(now, starts_at))
+            return False
+        if rate is not None:
+            rate.take(now)
+        return True
+
+    def _issue(self, now: float, passable: bool) -> bool:
+        """Give stations to events that wait, in order, until one of them is ready; return whether one is."""
+        while self._children:
+            # A parent waits for them: they have a station whatever the others have.
+            if self._issue_next(self._children.popleft(), now):
+                return True
+        if not passable:
+            return False
+        stations, inbox = self.stations, self._inbox
+        if self.deferrals is not None and self._issue_due(now):
+            return True
+        while inbox and len(stations.live) < self._most:
+            if self._issued % LOOK_AT_SPAN == 0 and self._span_full(inbox[0]):
+                return False
+            if (self.deferrals is not None or self._by_key) and not self._has_place(inbox[0]):
+                return False
+            if self._issue_next(inbox.popleft(), now):
+                return True
+        return False
+
+    def _issue_due(self, now: float) -> bool:
+        """Give stations to events that were put off and are due, until one of them is ready; return whether one is."""
+        assert self.deferrals is not None, "asked only then"
+        while len(self.stations.live) < self._most:
+            try:
+                event = self.deferrals.pop(self.place.now())
+            except AgenticError as error:
+                self._stop(error)
+                return False
+            if event is None:
+                return False
+            if self._issue_next(event, now):
+                return True
+        return False
+
+    def _span_full(self, event: Event) -> bool:
+        """Would an event, once done, be too far from the commit position for a commit to tell of it?"""
+        base = event.origin.ledger_base
+        return base is not None and event.offset - base > NEAR_MAX_SPAN
+
+    def _has_place(self, event: Event) -> bool:
+        """Is there room for one more event of its key?"""
+        if self.deferrals is not None and event.raw_key is not None and self.deferrals.blocks(event.raw_key):
+            return self.deferrals.has_room(event.raw_key)
+        return True
+
+    def _lane_of(self, event: Event) -> Any:
+        if self._by_key:
+            # Children have an order of their own: a parent may stand behind another event of their key.
+            return event.raw_key if not _is_child(event) else ("child", event.raw_key)
+        return (event.topic, event.partition) if self._execution.order == "partition" else None
+
+    def _issue_next(self, event: Event, now: float) -> bool:
+        """Give an event a station; return whether it is ready."""
+        self._issued += 1
+        if self._predicates and not self._passes(event, now):
+            return False
+        key = event.raw_key
+        if self._by_key and event.origin.__class__ is not Descent:
+            lane: Any = key
+            if self.deferrals is not None and key is not None and event.origin.__class__ is not Parked:
+                if self.deferrals.blocks(key):
+                    self._park(event)
+                    return False
+                if self._depth is not None:
+                    if self._depth[key] >= PER_KEY:
+                        self._park(event)
+                        return False
+                    self._depth[key] += 1
+        else:
+            lane = self._lane_of(event)
+        station = self.stations.issue(event, lane, event.origin, now)
+        if event.origin.__class__ is not Parked:
+            station.hold = self.place.clock.issue(event.timestamp, station)
+        else:
+            station.failures = event.origin.failures
+        return station.state is State.READY
+
+    def _passes(self, event: Event, now: float) -> bool:
+        """Do the predicates of its source let an event through? One that does not pass is complete."""
+        predicates = self._predicates.get(event.origin.topic.name, ())
+        try:
+            if all(predicate(event.value) for predicate in predicates):
+                return True
+        except Exception as error:  # noqa: BLE001 - a user's predicate may raise anything; the event failed by it
+            station = self.stations.issue(event, None, event.origin, now)
+            begun = self.stations.begin(now, lambda each: each is event)
+            assert begun is station, "nobody waits in its lane"
+            self._judge([station], error)
+            return False
+        event.origin.retire(event.offset)
+        self._filtered.add()
+        return False
+
+    # -- an event is done ---------------------------------------------------------------------
+
+    def complete(self, lane: Lane[Any]) -> None:
+        """The agent asks for its next event: the ones it has are done.
+
+        Raises:
+            Outdated, AgenticError: an effect was refused, or is to be made anew; the events are still the lane's.
+        """
+        stations = lane.stations
+        if lane.putting is not None:
+            putting = lane.putting
+            lane.let_go()
+            self._put_off(stations, putting)
+            return
+        if self._in_order:
+            notes = lane.detach()
+            lane.stations = []
+            lane.abandon()
+            self._finished(stations)
+            for station in stations[:-1]:
+                station.work = NOTHING
+            stations[-1].work = notes
+            for station in stations:
+                self._apply_in_turn(station)
+            return
+        lane.complete()
+        lane.stations = []
+        self._finished(stations)
+        for station in stations:
+            self._retire(station)
+
+    def _finished(self, stations: Sequence[Station[Event]]) -> None:
+        """The attempts have succeeded."""
+        now = self._loop.time() if self._adaptive is not None or self._brakes is not None else 0.0
+        for station in stations:
+            self.stations.finish(station, station.attempt)
+            self._free(station)
+            if self._adaptive is not None:
+                self._adaptive.completed(now - station.started_at, now)
+                self.limit = self._adaptive.limit
+            if self._brakes is not None and self._brakes.circuit is not None:
+                self._brakes.circuit.succeeded(now, station.started_at)
+
+    def _free(self, station: Station[Event]) -> None:
+        station.holder = None
+        if self._execution.max_in_flight_bytes is not None:
+            self._bytes -= len(station.event.raw_value or b"")
+
+    def _apply_in_turn(self, station: Station[Event]) -> None:
+        """Apply what is done and has nothing unfinished before it."""
+        for each in self.stations.applicable(station):
+            notes: Notes = each.work
+            if notes.putting is not None:
+                self._move(each, notes.putting)
+            try:
+                self._applier.apply(each.event, notes)
+            except Outdated as error:
+                log.debug("done again, what it had read was written meanwhile: %s", error)
+                self.stations.again(each, each.attempt)
+                self.place.metrics.counter("redone", agent=self.agent.name).add()
+                self._call()
+                return
+            except ApplyFailed as error:
+                self._stop(error)
+                return
+            except AgenticError as error:
+                self._give_up(each, error, "an effect of it was refused")
+                return
+            self._retire(each)
+
+    def _retire(self, station: Station[Event]) -> None:
+        """Its effects are applied and its offset is finished."""
+        if station.hold is not None:
+            self.place.clock.release(station.hold)
+        successor = self.stations.retire(station)
+        if self.deferrals is None:
+            return
+        key = station.event.raw_key
+        if key is None:
+            return
+        if self._depth is not None and station.event.origin.__class__ is not Parked:
+            self._depth[key] -= 1
+            if not self._depth[key]:
+                del self._depth[key]
+        if successor is not None and self._by_key and self.deferrals.blocks(key):
+            self._park_from(successor, key)
+        elif self.deferrals.wake(key):
+            self._call()
+
+    def _park_from(self, station: Station[Event] | None, key: bytes) -> None:
+        """What stood behind an event that was put off waits behind it in the table, too."""
+        while station is not None:
+            self._park(station.event)
+            if station.hold is not None:
+                self.place.clock.release(station.hold)
+            if self._depth is not None:
+                self._depth[key] -= 1
+            station = self.stations.withdraw(station)
+
+    # -- an event failed ----------------------------------------------------------------------
+
+    def _meet(self, lane: Lane[Any], error: BaseException) -> None:
+        """An instance raised."""
+        failure = AgentFailed(f"agent {self.agent.name!r} failed{at(lane.current())}: {words(error)}")
+        failure.__cause__ = error
+        if not lane.stations:
+            # Outside of its loop there is no event that could be blamed.
+            self._stop(failure)
+            return
+        self._judge(lane.let_go(), error, failure)
+
+    def _judge(
+        self, stations: Sequence[Station[Event]], error: BaseException, failure: AgentFailed | None = None
+    ) -> None:
+        """An attempt on these events failed: say what becomes of each."""
+        now = self._loop.time()
+        brakes, adaptive = self._brakes, self._adaptive
+        for station in reversed(stations):
+            # The ones behind go back first, so that they are there when the one before them is over.
+            self._free(station)
+            if station.follows:
+                self.stations.again(station, station.attempt)
+        for station in stations:
+            if station.state is not State.EXECUTING:
+                continue
+            station.failures += 1
+            station.failure = error
+            elapsed = now - (now if station.first_started_at is None else station.first_started_at)
+            verdict, delay = judge(
+                error,
+                attempt=station.failures,
+                elapsed=elapsed,
+                retry=self._execution.retry,
+                uniform=random.random,
+            )
+            if adaptive is not None and verdict is not Verdict.POISON:
+                adaptive.failed(now)
+                self.limit = adaptive.limit
+            if brakes is not None and brakes.circuit is not None:
+                if verdict is Verdict.POISON:
+                    brakes.circuit.abandoned(station.started_at)
+                else:
+                    brakes.circuit.failed(now, station.started_at)
+            if verdict is Verdict.RETRY:
+                self._retries.add()
+                if delay > INLINE and self._may_defer(station.event):
+                    self._put_off([station], Putting(delay, words(error), True, "event"))
+                    continue
+                log.debug("tried again in %.3f s: %r: %s", delay, station.event, words(error))
+                self.stations.back_off(station, station.attempt, now + delay)
+                self._arm(now + delay)
+                continue
+            self._exhausted(station, error, verdict, failure)
+            if self._failed:
+                return
+
+    def _exhausted(
+        self, station: Station[Event], error: BaseException, verdict: Verdict, failure: AgentFailed | None
+    ) -> None:
+        """An event has failed for good."""
+        fate = self._policy.on_exhausted
+        if verdict is Verdict.FATAL:
+            fate = "stop"
+        elif verdict is Verdict.POISON and self._policy.topic is not None:
+            fate = "dead_letter"
+        if fate == "defer" and not self._may_defer(station.event):
+            fate = "stop" if self._policy.topic is None else "dead_letter"
+        if failure is None:
+            failure = AgentFailed(f"agent {self.agent.name!r} failed{at([station.event])}: {words(error)}")
+            failure.__cause__ = error
+        tries = "" if station.failures == 1 else f" (attempt {station.failures})"
+        if fate == "stop":
+            self._stop(failure)
+        elif fate == "defer":
+            log.error("%s%s; put off", failure, tries)
+            self._put_off([station], Putting(self._put_off_for(), words(error), True, "event"))
+        else:
+            done = "dead-lettered" if fate == "dead_letter" else "skipped"
+            log.error("%s%s; %s", failure, tries, done, exc_info=error)
+            self._give_up(station, error, words(error), letter=fate == "dead_letter")
+
+    def _put_off_for(self) -> float:
+        """How long an event that has failed for good is put off by ``on_exhausted="defer"``."""
+        retry = self._execution.retry
+        return max(INLINE, float(retry.max) if retry is not None else INLINE)  # type: ignore[arg-type]
+
+    def _give_up(self, station: Station[Event], error: BaseException, reason: str, *, letter: bool = True) -> None:
+        """Be done with an event without its effects; with a dead letter, if there is a topic for it."""
+        effects = []
+        if letter:
+            if self._policy.topic is None:
+                self._stop(AgentFailed(f"agent {self.agent.name!r} failed{at([station.event])}: {words(error)}"))
+                return
+            effects.append(self._policy.letter(station.event, reason, station.failures))
+            self.place.metrics.counter("dead_letters", agent=self.agent.name).add()
+        self.place.metrics.counter("dropped", reason="agent_error").add()
+        station.work = NOTHING._replace(effects=effects)
+        if station.state is not State.DONE:
+            self.stations.finish(station, station.attempt)
+        if self._in_order:
+            self._apply_in_turn(station)
+            return
+        try:
+            self._applier.apply(station.event, station.work)
+        except AgenticError as refused:
+            # A dead letter that can't be written: the event is not complete (rule 20).
+            self._stop(ApplyFailed(f"agent {self.agent.name!r}{at([station.event])}: its dead letter: {refused}"))
+            return
+        self._retire(station)
+
+    def _again(self, stations: Sequence[Station[Event]]) -> None:
+        """Do events again as if they had not been begun."""
+        for station in reversed(stations):
+            self._free(station)
+            self.stations.again(station, station.attempt)
+
+    def put_back(self, lane: Lane[Any]) -> None:
+        """A lane has events in hand that nobody has worked on: they wait again."""
+        self._again(lane.let_go())
+        self._call()
+
+    def _expire(self, station: Station[Event], error: AgenticError) -> None:
+        """End an attempt from outside: its token is void, whatever its instance still does."""
+        lane: Lane[Any] = station.holder
+        run = self._lanes.pop(lane)
+        self._sent_by_ended += lane.sent
+        lane.closing = True
+        stations = lane.let_go()
+        self._void[lane] = run
+        run.cancel()
+        if len(self._void) > 2 * self.limit + 8:
+            self._stop(
+                AgentFailed(
+                    f"agent {self.agent.name!r}: {len(self._void)} of its instances do not end although they were "
+                    "cancelled after their time-out; let asyncio.CancelledError pass, and give blocking calls a "
+                    "time-out of their own"
+                )
+            )
+            return
+        failure = AgentFailed(f"agent {self.agent.name!r} failed{at([station.event])}: {error}")
+        self._judge(stations, error, failure)
+
+    # -- events that are put off --------------------------------------------------------------
+
+    def check_deferrable(self, event: Event) -> None:
+        """Raise where an event can't be put off."""
+        if not self._may_defer(event):
+            raise AgenticError(
+                f"agent {self.agent.name!r}: {event!r} is a change of a table, which no topic has: it can't wait; "
+                "send it to a topic of the app's own, and put it off there"
+            )
+
+    def _may_defer(self, event: Event) -> bool:
+        return self.deferrals is not None and not _is_child(event)
+
+    def _put_off(self, stations: Sequence[Station[Event]], putting: Putting) -> None:
+        """Move events to the table of deferred ones."""
+        for station in stations:
+            if station.state is State.EXECUTING:
+                self.stations.finish(station, station.attempt)
+                self._free(station)
+            station.work = NOTHING._replace(putting=putting)
+            if self._in_order:
+                self._apply_in_turn(station)
+            else:
+                self._move(station, putting)
+                station.event.origin.retire(station.event.offset)
+                self._retire(station)
+        self._look()
+
+    def _move(self, station: Station[Event], putting: Putting) -> None:
+        """Write the row of an event that is put off; its offset is retired in the same step."""
+        assert self.deferrals is not None, "asked before"
+        log.info("put off for %g s: %r%s", putting.after, station.event, putting.reason and f": {putting.reason}")
+        self.deferrals.put(station.event, putting, station.failures, self.place.now())
+        self.place.metrics.counter("deferred", agent=self.agent.name).add()
+
+    def _park(self, event: Event) -> None:
+        """Let an event wait behind those of its key, in the table."""
+        assert self.deferrals is not None, "asked before"
+        self.deferrals.follow(event)
+        event.origin.retire(event.offset)
+
+    # -- time ---------------------------------------------------------------------------------
+
+    def _arm(self, when: float) -> None:
+        """Look round at `when` by the loop's clock, or earlier."""
+        if when >= self._alarm_at or self.closing:
+            return
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_at = when
+        self._alarm = self._loop.call_at(when, self._look)
+
+    def _disarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = None
+        self._alarm_at = inf
+
+    def _look(self) -> None:
+        """See what has become due: time-outs, events that back off, are put off, or keep the commit back."""
+        self._disarm()
+        if self.closing or self._failed or not self._started:
+            return
+        now = self._loop.time()
+        self._end_late(now)
+        self._unpin(now)
+        if self._failed:
+            return
+        self.stations.wake(now)
+        if (due_at := self.stations.due_at) is not None:
+            self._arm(due_at)
+        if self.deferrals is not None and (due := self.deferrals.due_at) is not None:
+            wait = (due - self.place.now()) / 1000
+            if wait > 0:
+                self._arm(now + wait)
+        self._call()
+
+    def _end_late(self, now: float) -> None:
+        """End attempts that take too long."""
+        if self._timeout is None:
+            return
+        late = [station for station in self.stations.executing if now - station.started_at >= self._timeout]
+        for station in late:
+            if station.state is State.EXECUTING and station.holder is not None:
+                self._expire(station, AttemptTimeout(f"not done within {self._timeout:g} s"))
+                if self._failed:
+                    return
+        oldest = next(iter(self.stations.executing), None)
+        if oldest is not None:
+            self._arm(oldest.started_at + self._timeout)
+
+    def _unpin(self, now: float) -> None:
+        """Let nothing that has begun keep the commit position back for longer than the pin limit."""
+        limit = self._execution.pin_limit
+        for station in self.stations:
+            since = station.first_started_at
+            if since is None:
+                continue
+            if now - since < limit:
+                self._arm(since + limit)
+                continue
+            if station.state is State.EXECUTING and station.holder is not None:
+                self._expire(station, AttemptTimeout(f"it has kept the commit position back for {limit:g} s"))
+            if station.state is State.BACKOFF:
+                self._pinned(station)
+            if self._failed:
+                return
+
+    def _pinned(self, station: Station[Event]) -> None:
+        """An event backs off for too long to be kept in memory."""
+        error = station.failure or AttemptTimeout("it was never done")
+        left = max(0.0, station.due_at - self._loop.time())
+        if not self.stations.finish(station, station.attempt):
+            return
+        if self._may_defer(station.event):
+            self._put_off([station], Putting(left, words(error), True, "event"))
+        elif self._policy.topic is not None:
+            log.error("%r: has kept the commit position back for too long; dead-lettered", station.event)
+            self._give_up(station, error, f"pinned: {words(error)}")
+        else:
+            self._stop(
+                AgentFailed(
+                    f"agent {self.agent.name!r}{at([station.event])}: it is tried again for longer than its pin limit, "
+                    f"and last failed with {words(error)}: declare dead_letter=topic, or deferral=True to put it off"
+                )
+            )
+
+
+def _is_child(event: Event) -> bool:
+    return event.origin.__class__ is Descent
