@@ -264,7 +264,12 @@ class Pool(Crew):
                 return
             except asyncio.CancelledError:
                 run = asyncio.current_task()
-                if lane.closing or self.closing or (run is not None and run.cancelling()):
+                if lane.closing or self.closing:
+                    raise
+                if run is not None and run.cancelling():
+                    # The whole loop is being ended.
+                    self._failed = True
+                    self._disarm()
                     raise
                 # Its own failure, as any that it raises; not the worker's end.
                 self._meet(lane, AgenticError("what it awaited was cancelled"))
