@@ -90,16 +90,25 @@ class Reading:
     Args:
         known: all topics with their number of partitions.
         say: takes a line on where the rows come from.
+        local: read this machine's copies as they are, and no changelog.
     """
 
     def __init__(
-        self, app: App, table: Table[Any, Any], known: Mapping[str, int], broker: Broker, say: Callable[[str], None]
+        self,
+        app: App,
+        table: Table[Any, Any],
+        known: Mapping[str, int],
+        broker: Broker,
+        say: Callable[[str], None],
+        *,
+        local: bool = False,
     ) -> None:
         self._app = app
         self._table = table
         self._known = known
         self._broker = broker
         self._say = say
+        self._only_local = local
         self._layout = Layout(table)
         self._place = place_of(app, table, known)
         self._copies = copies_by_task(app.settings)
@@ -118,11 +127,13 @@ class Reading:
         # In this order: a copy's offset, then its rows, then the changelog's end. So no row is newer than
         # the end, and whatever is newer than the offset is read from the changelog.
         local = {n: found for n in partitions if (found := self._local(n)) is not None}
-        bounds = await bounds_of(self._app, self._table, self._place, self._known, self._broker)
-        topic = self._table.changelog_topic
+        bounds, topic = None, self._table.changelog_topic
+        if not self._only_local:
+            bounds = await bounds_of(self._app, self._table, self._place, self._known, self._broker)
         if bounds is None or topic is None:
             if missing := [n for n in partitions if n not in local]:
-                self._say(f"{self._table.name} has no changelog, and this machine no copy of {_numbered(missing)}")
+                why = "is read here alone, and there is" if self._only_local else "has no changelog, and this machine"
+                self._say(f"{self._table.name} {why} no copy of {_numbered(missing)}")
             self._say_local([n for n in partitions if n in local])
             return self._merged({n: found.rows for n, found in local.items()}, {}, await self._clocks())
         reaches = await self._reaches(topic, local)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from agentic.brokers.base import Broker, GroupInfo, TopicPartition
+from agentic.brokers.base import Broker, GroupInfo, Position, TopicPartition
 from agentic.cli import base
 from agentic.cli.choice import confirm, current
 from agentic.errors import ConfigurationError
@@ -13,7 +13,7 @@ from agentic.errors import ConfigurationError
 @click.group(cls=base.Group, invoke_without_command=True)
 @click.pass_context
 def groups(ctx: click.Context) -> None:
-    """List, describe and delete consumer groups. Alone it lists."""
+    """List, describe, set and delete consumer groups. Alone it lists."""
     if ctx.invoked_subcommand is None:
         _list()
 
@@ -65,13 +65,51 @@ def describe(name: str | None) -> None:
         click.echo(f"{member} owns nothing")
 
 
+@groups.command("set")
+@click.argument("positions", nargs=-1, required=True, metavar="TOPIC-PARTITION=OFFSET...")
+@click.option("--group", metavar="NAME", help="Which group; by default the app's.")
+def set_positions(positions: tuple[str, ...], group: str | None) -> None:
+    """Set what a group has committed; its workers must have stopped.
+
+    For one partition or several: clicks-0=1200 has the group go on with offset 1200 of partition 0
+    of the topic clicks. What is committed of other partitions stays. The rows of tables stay as
+    they are: events that are read again are counted again.
+    """
+    choice = current()
+    name = group or choice.app().name
+    wanted = dict(map(_position, positions))
+
+    async def commit(broker: Broker) -> None:
+        known = await broker.topics()
+        for tp, position in wanted.items():
+            if tp.partition >= known.get(tp.topic, 0):
+                raise ConfigurationError(f"{broker.url} has no partition {tp}; see 'agentic topics list'")
+            start, end = (await broker.describe_topic(tp.topic)).offsets[tp.partition]
+            if not start <= position.offset <= end:
+                raise ConfigurationError(f"{tp} has offsets {start} to {end}: {position.offset} is not among them")
+        await broker.set_positions(name, wanted)
+
+    choice.with_broker(commit)
+    for tp, position in sorted(wanted.items()):
+        click.echo(f"group {name} goes on with offset {position.offset} of {tp}")
+
+
+def _position(text: str) -> tuple[TopicPartition, Position]:
+    where, _, offset = text.rpartition("=")
+    topic, _, number = where.rpartition("-")
+    if not (topic and number.isdecimal() and offset.isdecimal()):
+        raise click.BadParameter(f"{text!r} is not TOPIC-PARTITION=OFFSET, as in clicks-0=1200")
+    return TopicPartition(topic, int(number)), Position(int(offset))
+
+
 @groups.command()
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Don't ask.")
 def delete(name: str, yes: bool) -> None:
     """Delete a group with all that it has committed; its workers must have stopped.
 
-    An app of this name begins where its setting offset_reset says, when it is started again.
+    An app of this name begins where its setting offset_reset says, when it is started again. One
+    whose tables have counted what it would read does not start: see 'agentic reset'.
     """
     if not yes:
         confirm(f"Delete group {name} with all that it has committed?")

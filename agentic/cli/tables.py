@@ -112,16 +112,18 @@ def ls(name: str, prefix: str | None, limit: int | None, jsonl: bool) -> None:
 
 @tables.command()
 @_NAME
-def dump(name: str) -> None:
+@click.option("--local", is_flag=True, help="Only what this machine's copies have, whatever the changelog says.")
+def dump(name: str, local: bool) -> None:
     """Write all rows as lines of JSON.
 
     They are {"key": …, "value": …, "timestamp": …}, as 'tables load' reads them. Of a table with
-    versions each has a line, the oldest of a key first, null where it was deleted.
+    versions each has a line, the oldest of a key first, null where it was deleted. With --local
+    the rows of a table can be saved whose changelog was lost.
     """
     from agentic.cli.places import table_of
 
     table = table_of(current().app(), name)
-    _show(table, _versions(_rows(table, b"", None)), jsonl=True)
+    _show(table, _versions(_rows(table, b"", None, local=local)), jsonl=True)
 
 
 @tables.command()
@@ -167,15 +169,21 @@ def load(name: str, file: str) -> None:
     current().with_broker(into_changelog)
 
 
-def _rows(table: Table[Any, Any], low: bytes, high: bytes | None, key: bytes | None = None) -> Iterator[Any]:
-    """Yield the rows between two stored keys; with the wire bytes of a key only from the partition it belongs to."""
+def _rows(
+    table: Table[Any, Any], low: bytes, high: bytes | None, key: bytes | None = None, *, local: bool = False
+) -> Iterator[Any]:
+    """Yield the rows between two stored keys; with the wire bytes of a key only from the partition it belongs to.
+
+    Args:
+        local: leave the changelog alone.
+    """
     from agentic.cli.contents import Reading, Row
     from agentic.cli.places import filled_by
 
     app = current().app()
 
     async def read(broker: Broker) -> tuple[Reading, Iterator[Row]]:
-        reading = Reading(app, table, await broker.topics(), broker, _say)
+        reading = Reading(app, table, await broker.topics(), broker, _say, local=local)
         partitions = range(reading.partitions)
         # Whoever fills a topic may have put a key into any of its partitions.
         if key is not None and table.check_keys and filled_by(table) is None:

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agentic.brokers.base import Batch, Broker, Consumer, TopicPartition
-from agentic.errors import BrokerUnavailable
+from agentic.errors import BrokerUnavailable, StateMismatch, named
 from agentic.metrics import Metrics
 from agentic.runtime import tails
 from agentic.runtime.outbox import AGAIN
+from agentic.runtime.positions import Positions
 from agentic.runtime.replay import Replay
 from agentic.runtime.state import TaskState
 from agentic.runtime.stores import Stores
@@ -91,23 +92,32 @@ class Recovery:
         self._metrics = metrics
         self._fail = fail
         self._running: set[asyncio.Task[None]] = set()
+        #: The ids of the source topics.
+        self._sources: dict[str, str] = {}
+        self._told_unsure = False
         self.restorations: list[Restoration] = []
 
     def begin(self, tasks: Iterable[Task], ready: Callable[[Task], None]) -> None:
         """Bring tasks up in the background; `ready` is called for each when it can begin."""
-        run = asyncio.create_task(self._bring_up(list(tasks), ready), name="recovery")
+        every = list(tasks)
+        without = [tp for task in every for tp, source in task.sources.items() if source.ledger.base is None]
+        positions = Positions(self._broker, self._sources, without)
+        run = asyncio.create_task(self._bring_up(every, positions, ready), name="recovery")
         self._running.add(run)
         run.add_done_callback(self._running.discard)
 
-    async def _bring_up(self, tasks: list[Task], ready: Callable[[Task], None]) -> None:
+    async def _bring_up(self, tasks: list[Task], positions: Positions, ready: Callable[[Task], None]) -> None:
         try:
             todo: list[Restoration] = []
             for task in tasks:
-                restorations = await self._open(task)
+                restorations = await self._open(task, positions)
                 if restorations:
                     todo += restorations
-                elif task.state is not None:
+                elif task.state is not None and not positions.lost:
                     ready(task)
+            # All are looked at before: who sets positions right wants to know of every one.
+            positions.check()
+            self._tell_unsure(positions)
             if todo:
                 await self._restore(todo, ready)
         except asyncio.CancelledError:
@@ -117,12 +127,13 @@ class Recovery:
 
     # -- opening ------------------------------------------------------------------------------
 
-    async def _open(self, task: Task) -> list[Restoration]:
+    async def _open(self, task: Task, positions: Positions) -> list[Restoration]:
         """Open a task's store; return what has to be restored."""
         await task.open(self._stores)
         state = task.state
         if state is None:
             return []  # it has gone meanwhile
+        sources = list(task.sources)
         changelogs = await self._patiently(
             lambda: tails.changelogs(self._broker, task.tables, task.partition, self._consumer.committed)
         )
@@ -131,13 +142,30 @@ class Recovery:
             if state.closed:
                 return []  # it has gone meanwhile, and its store with it
             table, tp, end = changelog.table, changelog.tp, changelog.end
-            at = await tails.begin(state, changelog)
+            try:
+                at = await tails.begin(state, changelog)
+            except StateMismatch:
+                if not await state.set_aside():
+                    raise
+                return await self._open(task, positions)
             if at < end:
                 now = time.monotonic()
                 found.append(Restoration(task, state, table, tp, at, end, at, now, state.replay(table)))
             else:
                 state.upto[table] = max(at, state.upto.get(table, 0))
+        await self._patiently(lambda: positions.look_at(state, sources))
+        positions.look_at_changelogs(sources, changelogs)
         return found
+
+    def _tell_unsure(self, positions: Positions) -> None:
+        if positions.unsure and not self._told_unsure:
+            self._told_unsure = True
+            log.warning(
+                "the group has committed nothing of what fills %s, and there are rows: as they should be if they were "
+                "loaded, or a worker died before its first commit; if the group was deleted, its events count twice, "
+                "and 'agentic reset' begins anew",
+                named("changelog partition", map(str, positions.unsure)),
+            )
 
     async def _patiently(self, ask: Callable[[], Any]) -> Any:
         """Ask the broker until it answers."""

@@ -206,6 +206,11 @@ class Standbys:
         finally:
             self._own.pop(store, None)
 
+    async def set_aside(self, store: Store) -> bool:
+        if aside := await self._stores.set_aside(store):
+            self._own.pop(store, None)
+        return aside
+
     async def run(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         return await self._stores.run(work, *arguments)
 

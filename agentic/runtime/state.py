@@ -15,8 +15,8 @@ from typing import Any
 
 from agentic.brokers.base import TopicPartition
 from agentic.core.versioned import NOTHING_OBSERVED
+from agentic.runtime.instance import Instance
 from agentic.runtime.replay import Replay, Replayed, replay
-from agentic.runtime.slot import Slot
 from agentic.runtime.stores import Stores
 from agentic.runtime.tables import ExpiringView, FedVersionedView, FedView, Layout, TableView, VersionedView
 from agentic.state.base import Store
@@ -39,6 +39,11 @@ def log_of(table: Table[Any, Any]) -> str:
 def observed(table: Table[Any, Any]) -> str:
     """Return the name of the mark with the stream time of a table with versions."""
     return f"observed/{table.name}"
+
+
+def position(topic: str) -> str:
+    """Return the name of the mark with what was committed of a source topic together with the rows, and its id."""
+    return f"position/{topic}"
 
 
 #: Rows that one checkpoint looks at to find expired ones: some milliseconds' worth.
@@ -103,6 +108,8 @@ class TaskState:
         self.logs: dict[Table[Any, Any], str] = {
             table: mark.decode() for table in tables if (mark := store.mark(log_of(table))) is not None
         }
+        #: The ids of the worker's source topics, as far as they are known: their positions are noted with the rows.
+        self.sources: Mapping[str, str] = {}
         self._writing = asyncio.Lock()
         for table, buffer in self.buffers.items():
             if table.versioned is not None:
@@ -116,7 +123,7 @@ class TaskState:
         """How a table's keys and values stand in the store."""
         return self._layouts[table]
 
-    def view(self, table: Table[Any, Any], slot: Slot[Any]) -> TableView:
+    def view(self, table: Table[Any, Any], slot: Instance[Any]) -> TableView:
         """Return the table as the instance in `slot` sees it."""
         kind: type[TableView]
         if table.versioned is not None:
@@ -124,6 +131,14 @@ class TaskState:
         else:
             kind = FedView if table.source is not None else ExpiringView if table.ttl is not None else TableView
         return kind(table, self._layouts[table], self.buffers[table], slot, self.partition, self._partitions)
+
+    def counted(self, topic: str) -> tuple[int, str] | None:
+        """Return up to which offset of a source topic the store's rows go at least, and that topic's id.
+
+        None where no commit of rows had a position of it.
+        """
+        mark = self.store.mark(position(topic))
+        return None if mark is None else (int.from_bytes(mark[:8], "big", signed=True), mark[8:].decode())
 
     def cache(self, size: int) -> None:
         """Let the tables' caches take about `size` bytes together."""
@@ -192,8 +207,8 @@ class TaskState:
         """The checkpoint is committed: bring it to the store.
 
         Args:
-            ends: how far the changelogs go by now, and for topics that are changelogs themselves
-                how far their records are in the tables.
+            ends: how far the changelogs go by now, and what is committed of the sources: for topics that are
+                changelogs themselves that is how far their records are in the tables.
 
         Raises:
             StorageFull, StorageCorrupt: see `Store.write`.
@@ -209,6 +224,9 @@ class TaskState:
                     marks |= {upto(table): as_mark(end), log_of(table): self.logs.get(table, "").encode()}
             for table, time_of in self._observed.items():
                 marks[observed(table)] = as_mark(time_of)
+            for tp, end in ends.items():
+                if tp.partition == self.partition and (topic_id := self.sources.get(tp.topic)) is not None:
+                    marks[position(tp.topic)] = as_mark(end) + topic_id.encode()
             rows = {table.name: encoded for table, encoded in self._encoded.items() if encoded}
             if rows or marks:
                 marks[ADVANCE] = as_mark(sum(self.upto.values()))
@@ -284,6 +302,13 @@ class TaskState:
             # The mark first: a store that claims rows which it has not would never get them back.
             await self._stores.run(self.store.write, {}, {upto(table): None, observed(table): None})
             await self._stores.run(self.store.clear, table.name)
+
+    async def set_aside(self) -> bool:
+        """Take the store out of the way, closed, where that is allowed; the task's next one is another."""
+        async with self._writing:
+            if not self.closed:
+                self.closed = await self._stores.set_aside(self.store)
+            return self.closed
 
     async def hand_over(self) -> Store:
         """Return the store, still open, to be used by another, once a write that is under way is done."""

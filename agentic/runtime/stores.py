@@ -36,6 +36,9 @@ class Stores(Protocol):
     async def close(self, store: Store) -> None:
         """Let go of a store that `open` has returned."""
 
+    async def set_aside(self, store: Store) -> bool:
+        """Close a store and take it out of the way, if the settings allow it; it is not lost. Was it done?"""
+
     async def run(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Run what may block, and return when it is done, even if the caller is cancelled meanwhile."""
 
@@ -68,6 +71,19 @@ class LocalStores:
     async def close(self, store: Store) -> None:
         await self.run(store.close)
 
+    async def set_aside(self, store: Store) -> bool:
+        return self._settings.repair and await self.run(self._set_aside, store)
+
+    def _set_aside(self, store: Store) -> bool:
+        from agentic.state import lmdb
+
+        settings = self._settings
+        store.close()
+        for copy in lmdb.copies(settings.state_dir, settings.name):
+            if isinstance(store, lmdb.LmdbStore) and copy.directory == store.directory:
+                log.warning("moved aside, to be restored from the changelog: %s", lmdb.move_aside(copy, "former"))
+        return True
+
     async def run(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         running = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
         try:
@@ -88,6 +104,9 @@ class MemoryStores:
 
     async def close(self, store: Store) -> None:
         store.close()
+
+    async def set_aside(self, store: Store) -> bool:
+        return False
 
     async def run(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         return work(*arguments)

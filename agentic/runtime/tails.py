@@ -2,7 +2,8 @@
 
 A store that is behind needs the tail of the changelog. It gets all of it where the tail would
 not do: it has nothing yet, the changelog does not reach back to where it stands, ends before
-it, or has had time to forget deletions that it has not seen.
+it, or has had time to forget deletions that it has not seen. But rows of a changelog that is
+gone may be the last there are: a store is not emptied of them before somebody has agreed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from agentic.agent import feeder
 from agentic.brokers.base import Batch, Broker, Position, TopicPartition
 from agentic.core.ledger import OffsetLedger
+from agentic.errors import StateMismatch
 from agentic.runtime.state import WRITTEN, TaskState, number
 from agentic.table import Table
 
@@ -82,9 +84,20 @@ def end_of_source(table: Table[Any, Any], committed: Position | None) -> int | N
 
 
 async def begin(state: TaskState, changelog: Changelog) -> int:
-    """Return the offset from which on a store needs a changelog; it is emptied where it needs all of it."""
+    """Return the offset from which on a store needs a changelog; it is emptied where it needs all of it.
+
+    Raises:
+        StateMismatch: the store has rows of a changelog that is gone, and nobody else may have them.
+    """
     table = changelog.table
     at = state.upto.get(table)
+    if at is not None and table.source is None and _of_another(state, changelog) and state.store.count(table.name):
+        raise StateMismatch(
+            f"table {table.name!r} of task {state.name!r}: its local store is of another changelog than "
+            f"{changelog.tp.topic!r} is now: that was deleted and made again, the app was reset from another machine, "
+            f"or this is another broker; to keep the store's rows, 'agentic tables dump {table.name} --local' saves "
+            "them and 'agentic tables load' writes them to the changelog; then --repair moves the store aside"
+        )
     if at is not None and (why := _why_whole(state, at, changelog)):
         log.warning("table %s of task %s is restored whole: %s", table.name, state.name, why)
         at = None
@@ -97,8 +110,8 @@ async def begin(state: TaskState, changelog: Changelog) -> int:
 
 def _why_whole(state: TaskState, at: int, changelog: Changelog) -> str | None:
     table = changelog.table
-    if state.logs.get(table, changelog.id) != changelog.id:
-        return "the local store is of another changelog: of one that was deleted and made again, or of another broker's"
+    if _of_another(state, changelog):
+        return f"topic {changelog.tp.topic!r} was deleted and made again, or is another broker's"
     if at < changelog.start:
         return f"its changelog begins at {changelog.start} by now, and the local store stands at {at}"
     # A source goes on beyond what was committed of it, and at least once a store may be ahead of that.
@@ -108,6 +121,10 @@ def _why_whole(state: TaskState, at: int, changelog: Changelog) -> str | None:
     if at < changelog.end and written is not None and time.time_ns() // 1_000_000 - written > TOMBSTONES_KEPT:
         return "the local store is so old that deletions may be missing from the changelog"
     return None
+
+
+def _of_another(state: TaskState, changelog: Changelog) -> bool:
+    return state.logs.get(changelog.table, changelog.id) != changelog.id
 
 
 def part(batch: Batch, start: int, stop: int) -> tuple[Sequence[bytes | None], Sequence[bytes | None], Sequence[int]]:

@@ -513,7 +513,7 @@ def test_rows_of_a_changelog_that_was_deleted_are_not_taken_for_those_of_the_nex
     log = "counting-totals-changelog"
 
     async def scenario() -> dict[str, int]:
-        url, kept = "memory://another-changelog", Kept()
+        url, kept = "memory://another-changelog", Kept(agreed=True)
         broker = MemoryBroker(url, {})
         await broker.open(1)
 

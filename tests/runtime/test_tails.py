@@ -11,6 +11,7 @@ import pytest
 
 from agentic import App, Stream
 from agentic.brokers.base import Batch, TopicPartition
+from agentic.errors import StateMismatch
 from agentic.runtime import tails
 from agentic.runtime.state import WRITTEN, TaskState, as_mark, number
 from agentic.runtime.stores import MemoryStores
@@ -76,10 +77,11 @@ def test_a_store_that_may_have_missed_deletions_needs_all() -> None:
     assert lacking(2, 4, at=4, age=tails.TOMBSTONES_KEPT + 1000) == (4, 1)
 
 
-def test_a_store_of_another_changelog_needs_all() -> None:
+def test_a_store_that_its_changelog_does_not_go_with_needs_all() -> None:
     assert lacking(5, 10, at=4) == (5, 0)
     assert lacking(0, 3, at=4) == (0, 0)
-    assert lacking(0, 10, at=4, log="former") == (0, 0)
+    with pytest.raises(StateMismatch, match="its local store is of another changelog than 'log' is now"):
+        lacking(0, 10, at=4, log="former")
 
 
 def test_a_store_that_is_being_restored_keeps_the_age_of_what_it_had() -> None:

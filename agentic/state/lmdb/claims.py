@@ -128,8 +128,11 @@ def in_use(copy: Copy) -> bool:
         return not taken
 
 
-def move_aside(copy: Copy) -> Path:
-    """Take a damaged copy out of the way, and return where it is now; the task's next claim begins with another.
+def move_aside(copy: Copy, why: str = "damaged") -> Path:
+    """Take a copy out of the way, and return where it is now; the task's next claim begins with another.
+
+    Args:
+        why: a word for the directory's new name.
 
     Raises:
         BrokerError: a process has it, or the directory can't be written.
@@ -137,7 +140,7 @@ def move_aside(copy: Copy) -> Path:
     with _taken(copy) as taken:
         if not taken:
             raise BrokerError(f"{copy.directory}: a worker has it open; stop that worker first")
-        aside = copy.directory.with_name(f"{copy.number}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
+        aside = copy.directory.with_name(f"{copy.number}.{why}-{time.strftime('%Y%m%d-%H%M%S')}")
         copy.directory.rename(aside)
         return aside
 
