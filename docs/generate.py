@@ -10,7 +10,6 @@ import sys
 import typing
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from importlib import import_module
 from pathlib import Path
 
 import click
@@ -109,7 +108,8 @@ def cli_page() -> str:
     root = click.Context(cli, info_name="agentic", terminal_width=WIDTH, **cli.context_settings)
     sections = [_section(root, 2)]
     for name in COMMANDS:
-        command: click.Command = getattr(import_module(f"agentic.cli.{name}"), name)
+        command = cli.get_command(root, name)
+        assert command is not None, "it is in the list"
         sections += [
             _section(context, 2 + context.command_path.count(" ") - 1) for context in _contexts(root, name, command)
         ]

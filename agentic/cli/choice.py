@@ -121,15 +121,15 @@ def current() -> Choice:
     return click.get_current_context().find_root().ensure_object(Choice)
 
 
-def confirm(question: str) -> None:
-    """Ask before something is deleted.
+def confirm(question: str, doing: str = "delete") -> None:
+    """Ask before something is deleted, or what `doing` says is done.
 
     Raises:
         ConfigurationError: nobody is there to ask.
         click.Abort: the answer is no.
     """
     if not sys.stdin.isatty():
-        raise ConfigurationError("nobody is there to ask; say --yes to delete")
+        raise ConfigurationError(f"nobody is there to ask; say --yes to {doing}")
     click.confirm(question, abort=True)
 
 

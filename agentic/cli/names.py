@@ -11,7 +11,14 @@ COMMANDS = {
     "tail": "Show a topic's records.",
     "topics": "List, describe, create and delete topics.",
     "tables": "Look into tables; dump and load them.",
+    "dead-letters": "Look into dead letter topics; send records back.",
+    "deferred": "Show the events that agents have put off.",
     "groups": "List, describe and delete consumer groups.",
     "reset": "Delete all that the app remembers.",
     "doctor": "Check settings, versions, broker and topics.",
 }
+
+
+def module_of(name: str) -> str:
+    """Return how the module of a command is called, and the command in it."""
+    return name.replace("-", "_")

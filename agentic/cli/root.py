@@ -14,7 +14,7 @@ import click
 from agentic import __version__
 from agentic.cli import base, choice
 from agentic.cli.choice import Choice
-from agentic.cli.names import COMMANDS
+from agentic.cli.names import COMMANDS, module_of
 from agentic.errors import AgenticError
 
 #: What a shell reports of a program that SIGPIPE or SIGINT ended.
@@ -35,7 +35,8 @@ class Root(base.Group):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name in COMMANDS:
-            command: click.Command = getattr(import_module(f"agentic.cli.{name}"), name)
+            module = module_of(name)
+            command: click.Command = getattr(import_module(f"agentic.cli.{module}"), module)
             return command
         app = ctx.find_root().ensure_object(Choice).app_if_named()
         if app is None or name not in app.commands:

@@ -112,7 +112,7 @@ async def _between(
 ) -> AsyncIterator[Row]:
     """Yield the records of partitions between two offsets each."""
     async for batch in between(broker, starts, ends):
-        for row in _rows(batch):
+        for row in rows_of(batch):
             yield row
 
 
@@ -122,13 +122,14 @@ async def _from(broker: Broker, starts: Mapping[TopicPartition, int]) -> AsyncIt
     try:
         while True:
             for batch in await reader.poll(1.0):
-                for row in _rows(batch):
+                for row in rows_of(batch):
                     yield row
     finally:
         await reader.close()
 
 
-def _rows(batch: Batch) -> list[Row]:
+def rows_of(batch: Batch) -> list[Row]:
+    """Return the records of a batch."""
     rows = []
     for n, offset in enumerate(batch.offsets):
         headers = batch.headers[n]

@@ -14,11 +14,20 @@ The headers of a letter, beside the record's own:
 
 A letter that is given up again (its topic was read by an agent that failed, too) keeps the
 record's own headers and has these anew.
+
+A record that was sent back to its topic is a record like any other, with a mark among its own
+headers: ``agentic-replayed``, as ``2 failed-0@17``: how often it was sent back by now, and the
+letter that it was last. The mark stays if it is given up once more. Attempts are counted anew in
+each life: they say how often the agent has tried *this* record, the mark how many lives it has had.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from agentic.agent import Agent
+from agentic.brokers.base import Headers
 from agentic.errors import ConfigurationError
 from agentic.settings import Settings
 from agentic.stream import Event
@@ -30,6 +39,62 @@ LONGEST_ERROR = 1_000
 PREFIX = "agentic-"
 #: Headers of the story; a record that comes with them has been given up before.
 STORY = tuple(PREFIX + name for name in ("topic", "partition", "offset", "timestamp", "error", "attempts", "agent"))
+#: The header of a record that was sent back.
+REPLAYED = PREFIX + "replayed"
+
+
+class Story(NamedTuple):
+    """What the headers of a dead letter say.
+
+    Attributes:
+        topic, partition, offset: where it came from.
+        timestamp: of the event, in ms.
+        error: why it was given up.
+        attempts: how often it was tried.
+        agent: who gave it up; empty where it could not be decoded.
+        replays: how often it had been sent back before.
+        headers: the record's own.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    error: str
+    attempts: int
+    agent: str
+    replays: int
+    headers: Headers
+
+    @classmethod
+    def of(cls, headers: Sequence[tuple[str, bytes | None]]) -> Story | None:
+        """Read a record's headers; None where it is no dead letter of ours."""
+        said = {name: (text or b"").decode("utf-8", "replace") for name, text in headers}
+        topic, partition, offset, timestamp, error, attempts, agent = (said.get(name, "") for name in STORY)
+        numbers = [partition, offset, timestamp, attempts]
+        if not topic or not all(text.isascii() and text.isdigit() for text in numbers):
+            return None
+        mark = said.get(REPLAYED, "").partition(" ")[0]
+        return cls(
+            topic,
+            int(partition),
+            int(offset),
+            int(timestamp),
+            error,
+            int(attempts),
+            agent,
+            int(mark) if mark.isascii() and mark.isdigit() else 0,
+            tuple((name, text or b"") for name, text in headers if name not in STORY),
+        )
+
+    def marked(self, letter: str) -> Headers:
+        """Return the headers with which the record is sent back.
+
+        Args:
+            letter: the dead letter's own topic, partition and offset, as ``failed-0@17``.
+        """
+        own = tuple(header for header in self.headers if header[0] != REPLAYED)
+        return (*own, (REPLAYED, f"{self.replays + 1} {letter}".encode()))
 
 
 def letter(topic: str, event: Event, reason: str, *, attempts: int = 0, agent: str = "") -> Outgoing:

@@ -12,7 +12,8 @@ import pytest
 from cli_support import Shell
 
 import agentic
-from agentic.cli.root import COMMANDS, cli
+from agentic.cli.names import COMMANDS, module_of
+from agentic.cli.root import cli
 
 OWN = """
 import click
@@ -54,7 +55,8 @@ def own(shell: Shell) -> Shell:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_is_one_module_and_the_list_says_what_its_help_says(name: str) -> None:
-    command = getattr(import_module(f"agentic.cli.{name}"), name)
+    module = module_of(name)
+    command = getattr(import_module(f"agentic.cli.{module}"), module)
     assert isinstance(command, click.Command)
     assert (command.help or "").startswith(COMMANDS[name])
 
