@@ -12,6 +12,7 @@ from                  event                               to
 (none)                issued                              READY
 QUEUED                the one before it retired           READY
 READY                 begun                               EXECUTING
+QUEUED                begun along with the one before it  EXECUTING
 READY                 withdrawn                           RETIRED
 EXECUTING             over, whatever came of it           DONE
 EXECUTING             failed, to be tried again later     BACKOFF
@@ -137,8 +138,9 @@ class Stations(Generic[E]):
         self._ready: deque[Station[E]] = deque()
         #: lane -> the last station in it.
         self._tails: dict[Hashable, Station[E]] = {}
-        #: (due, number, station), the earliest first; one that does not back off any more is passed over.
-        self._backing_off: list[tuple[float, int, Station[E]]] = []
+        #: (due, number, attempt, station), the earliest first; one that does not wait after that attempt
+        #: any more is passed over.
+        self._backing_off: list[tuple[float, int, int, Station[E]]] = []
         #: source -> its stations that are not retired, in order; kept only where effects go in order.
         self._prefix: dict[Hashable, deque[Station[E]]] = {}
         self.waiting_again = 0
@@ -172,6 +174,54 @@ class Stations(Generic[E]):
         self._ready.append(station)
         return station
 
+    def enter(self, event: E, lane: Hashable | None, source: Hashable, now: float) -> Station[E]:
+        """Issue an event and begin it at once, if its lane is free: EXECUTING, or QUEUED. Arguments as for `issue`.
+
+        For who has room for one more and knows that nothing else is READY.
+        """
+        self._issued += 1
+        station = Station(self._issued, event, lane, source, now)
+        self.live[station] = None
+        if self._in_order:
+            self._prefix.setdefault(source, deque()).append(station)
+        if lane is not None:
+            tails = self._tails
+            last = tails.get(lane)
+            tails[lane] = station
+            if last is not None:
+                last.successor = station
+                station.state = _QUEUED
+                return station
+        station.state = _EXECUTING
+        station.attempt = 1
+        station.started_at = station.first_started_at = now
+        self.executing[station] = None
+        return station
+
+    def over(self, station: Station[E], token: int) -> None:
+        """An attempt is over and its effects are applied, both in one step: `finish` and `retire` together.
+
+        Only where effects go as they are done.
+        """
+        if station.attempt != token or station.state is not _EXECUTING:
+            raise AssertionError(f"{station!r} is over and was not executing")
+        del self.executing[station]
+        del self.live[station]
+        station.state = _RETIRED
+        lane = station.lane
+        if lane is None:
+            return
+        successor = station.successor
+        if successor is None:
+            if self._tails.get(lane) is station:
+                del self._tails[lane]
+            return
+        station.successor = None
+        successor.follows = False
+        if successor.state is _QUEUED:
+            successor.state = _READY
+            self._ready.append(successor)
+
     def begin(self, now: float, only: Callable[[E], bool] | None = None) -> Station[E] | None:
         """Begin an attempt on the first station that is READY; None without any. Its token is its `attempt`.
 
@@ -191,12 +241,12 @@ class Stations(Generic[E]):
         return None
 
     def follow(self, station: Station[E], now: float) -> Station[E] | None:
-        """Begin the one behind an executing station in its lane, by whoever executes that one; None without any.
+        """Begin the one that is queued behind an executing station, by whoever executes that one; None without any.
 
         The two are over together: if the first fails, the second goes back behind it by `again`.
         """
         successor = station.successor
-        if successor is None or successor.state is not _QUEUED:
+        if successor is None or successor.state is not _QUEUED or station.state is not _EXECUTING:
             return None
         successor.follows = True
         return self._begin(successor, now)
@@ -211,28 +261,34 @@ class Stations(Generic[E]):
         return station
 
     def finish(self, station: Station[E], token: int) -> bool:
-        """An attempt is over, or one that backs off is given up: it is DONE. False, and nothing, for a stale token."""
-        if station.attempt != token:
+        """An attempt is over: the station is DONE. False, and nothing, for a stale token."""
+        if station.attempt != token or station.state is not _EXECUTING:
+            return station.attempt == token and self.give_up(station)
+        del self.executing[station]
+        station.state = _DONE
+        return True
+
+    def give_up(self, station: Station[E]) -> bool:
+        """An event that backs off is not tried again: it is DONE. False, and nothing, if it does not back off.
+
+        No attempt's token does that: one that is over may report late.
+        """
+        if station.state is not _BACKOFF:
             return False
-        if station.state is _EXECUTING:
-            del self.executing[station]
-        elif station.state is _BACKOFF:
-            self.waiting_again -= 1
-        else:
-            return False
+        self.waiting_again -= 1
         station.state = _DONE
         return True
 
     def applicable(self, station: Station[E]) -> list[Station[E]]:
         """Return the stations whose effects may be applied now that this one is DONE, in that order.
 
-        The caller applies each and retires it before the next.
+        None if it has been retired along with another, or is left to the next owner. The caller applies each
+        and retires it before the next.
         """
         if not self._in_order:
-            return [station]
-        prefix = self._prefix[station.source]
+            return [station] if station.state is _DONE else []
         found: list[Station[E]] = []
-        for each in prefix:
+        for each in self._prefix.get(station.source, ()):
             if each.state is not _DONE:
                 break
             found.append(each)
@@ -261,7 +317,7 @@ class Stations(Generic[E]):
         station.state = _BACKOFF
         station.due_at = due_at
         self.waiting_again += 1
-        heapq.heappush(self._backing_off, (due_at, station.number, station))
+        heapq.heappush(self._backing_off, (due_at, station.number, token, station))
         return True
 
     def again(self, station: Station[E], token: int) -> bool:
@@ -283,25 +339,34 @@ class Stations(Generic[E]):
     def wake(self, now: float) -> int:
         """Make READY what has backed off long enough; return how many."""
         woken = 0
-        heap = self._backing_off
-        while heap and (heap[0][2].state is not _BACKOFF or heap[0][0] <= now):
-            due_at, _, station = heapq.heappop(heap)
-            if station.state is _BACKOFF and station.due_at == due_at:
-                station.state = _READY
-                self.waiting_again -= 1
-                self._ready.append(station)
-                woken += 1
+        while (due_at := self.due_at) is not None and due_at <= now:
+            station = heapq.heappop(self._backing_off)[3]
+            station.state = _READY
+            self.waiting_again -= 1
+            self._ready.append(station)
+            woken += 1
         return woken
 
     def abandon(self, only: Callable[[Station[E]], bool]) -> list[Station[E]]:
-        """Leave stations to the next owner, with all that stand behind them in their lanes.
+        """Leave stations to the next owner, with all that stand behind them.
 
-        What is DONE and waits for its turn may stay.
+        Those are the later ones of their lanes, and where effects are applied in order, of their sources: what
+        comes before them is not going to be applied here, so they can't be. The attempts of those that execute
+        come to nothing; their tokens are void.
 
         Returns:
             The stations, in the order of their issue.
         """
-        left = [station for station in self.live if only(station)]
+        left: list[Station[E]] = []
+        lanes: set[Hashable] = set()
+        sources: set[Hashable] = set()
+        for station in self.live:
+            if only(station) or station.lane in lanes or station.source in sources:
+                left.append(station)
+                if station.lane is not None:
+                    lanes.add(station.lane)
+                if self._in_order:
+                    sources.add(station.source)
         gone = set(left)
         for station in left:
             if station.state is _BACKOFF:
@@ -311,7 +376,7 @@ class Stations(Generic[E]):
             station.successor = None
             del self.live[station]
             if self._in_order:
-                self._prefix[station.source].remove(station)
+                self._forget(station)
         self._ready = deque(station for station in self._ready if station not in gone)
         self._tails = {}
         for station in self.live:
@@ -321,16 +386,20 @@ class Stations(Generic[E]):
                 self._tails[station.lane] = station
         return left
 
+    def _forget(self, station: Station[E]) -> None:
+        """Nothing waits for its effects any more."""
+        prefix = self._prefix[station.source]
+        if prefix[0] is station:
+            prefix.popleft()
+        else:
+            prefix.remove(station)
+        if not prefix:
+            del self._prefix[station.source]
+
     def _leave(self, station: Station[E]) -> Station[E] | None:
         del self.live[station]
         if self._in_order:
-            prefix = self._prefix[station.source]
-            if prefix[0] is station:
-                prefix.popleft()
-            else:
-                prefix.remove(station)
-            if not prefix:
-                del self._prefix[station.source]
+            self._forget(station)
         lane = station.lane
         if lane is None:
             return None
@@ -358,9 +427,12 @@ class Stations(Generic[E]):
     def due_at(self) -> float | None:
         """When the next one that backs off is due; None while none does."""
         heap = self._backing_off
-        while heap and heap[0][2].state is not _BACKOFF:
+        while heap:
+            due_at, _, attempt, station = heap[0]
+            if station.state is _BACKOFF and station.attempt == attempt:
+                return due_at
             heapq.heappop(heap)
-        return heap[0][0] if heap else None
+        return None
 
     def busy(self, lane: Hashable) -> bool:
         """Is an event of this lane in flight?"""

@@ -65,6 +65,8 @@ class Place:
         now: the wall clock, in ms.
         brakes: by the name of the agent.
         shared: the tables that more than one of the agents uses.
+        timed: does anything in the task go by its clock?
+        clock: the task's stream time, held back by what is in flight.
     """
 
     task: str
@@ -80,6 +82,7 @@ class Place:
     now: Callable[[], int]
     brakes: Mapping[str, Brakes] = field(default_factory=dict)
     shared: frozenset[Table[Any, Any]] = frozenset()
+    timed: bool = False
     clock: Clock = field(default_factory=Clock)
 
 

@@ -181,13 +181,10 @@ class Lane(Instance[T]):
 
     def complete(self) -> None:
         """Apply the notes of the current events and retire these, in one step."""
-        event = self.event
+        event = self.working_on
+        assert event is not None, "it has one"
         if self._effects or self.touched or self._also:
             self._complete(event)
         else:
             event.origin.retire(event.offset)
         self.working_on = None
-
-    def own_keys(self) -> list[bytes | None]:
-        """The keys of the current events: the only ones whose rows it may write."""
-        return [event.raw_key for event in self.current()]

@@ -134,6 +134,11 @@ class SourcePartition:
         """The lowest offset that is not finished."""
         return self.ledger.base
 
+    @property
+    def told_end(self) -> bool:
+        """Has the reader come to the last end that was heard of?"""
+        return self.heard_end is not None and self.reached is not None and self.reached >= self.heard_end
+
     def ledger_of(self, agent: str) -> OffsetLedger | None:
         """Return what one agent has finished; None for an agent that does not read this partition."""
         return self._ledgers.get(agent)

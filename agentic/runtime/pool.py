@@ -44,6 +44,8 @@ log = logging.getLogger("agentic.worker")
 LEAST_STATIONS = 256
 #: Events of one key that may wait in stations; the next one stays in the partition, with all that follow.
 PER_KEY = 64
+#: Completed events after which others are told that there is room.
+TELL = 64
 #: Events after which the span of what is unfinished is looked at.
 LOOK_AT_SPAN = 256
 #: An event of a span that is at most this much below the limit may still begin.
@@ -82,7 +84,20 @@ class Pool(Crew):
         self._patience = min(execution.pin_limit, inf if execution.timeout is None else execution.timeout)
         self._by_key = execution.order == "key"
         self._predicates = {source.topic.name: source.predicates for source in agent.sources if source.predicates}
-        self._keeps_time = any(table.ttl for table in agent.tables)
+        #: Does anything in the task go by its clock?
+        self._keeps_time = place.timed
+        #: One station's way has nothing on it that most agents do without: see `_begin_swiftly`.
+        self._swift = (
+            not self._in_order
+            and self._by_key
+            and self._adaptive is None
+            and self._brakes is None
+            and execution.max_in_flight_bytes is None
+            and agent.deferred is None
+            and not self._predicates
+            and not self._keeps_time
+            and place.gate is None
+        )
         self._inbox: deque[Event] = deque()
         self._children: deque[Event] = deque()
         self._lanes: dict[Lane[Any], asyncio.Task[None]] = {}
@@ -93,6 +108,7 @@ class Pool(Crew):
         self._sent_by_ended = 0
         self._bytes = 0
         self._issued = 0
+        self._completed = 0
         self._started = False
         #: Is a lane on its way to look for an event?
         self._calling = False
@@ -301,6 +317,8 @@ class Pool(Crew):
         if self._failed or lane.closing:
             return False
         now = self._loop.time()
+        if self._swift and not stations.ready:
+            return self._begin_swiftly(lane, now)
         gate = self.place.gate
         passable = gate is None or gate.passable
         if not (stations.ready if passable else self._ready_children()) and not self._issue(now, passable):
@@ -313,6 +331,30 @@ class Pool(Crew):
         if not self._calling and (stations.ready or self._inbox or self._children):
             self._call()
         return True
+
+    def _begin_swiftly(self, lane: Lane[Any], now: float) -> bool:
+        """The same for the plain agent, nothing being ready: from the inbox to the agent in few steps."""
+        stations, inbox = self.stations, self._inbox
+        if len(stations.executing) >= self.limit:
+            return False
+        live, most = stations.live, self._most
+        while inbox and len(live) < most:
+            event = inbox[0]
+            self._issued += 1
+            if self._issued % LOOK_AT_SPAN == 0 and self._span_full(event):
+                self._issued -= 1
+                return False
+            del inbox[0]
+            station = stations.enter(event, event.raw_key, event.origin, now)
+            if station.state is State.EXECUTING:
+                station.holder = lane
+                lane.hold(station)
+                if now + self._patience < self._alarm_at:
+                    self._arm(now + self._patience)
+                if inbox and not self._calling:
+                    self._call()
+                return True
+        return False
 
     def _may_execute(self, now: float) -> bool:
         """May one more event begin, as far as numbers go? It has to, then: the brakes have counted it."""
@@ -383,7 +425,7 @@ class Pool(Crew):
         if self.deferrals is not None and self._issue_due(now):
             return True
         while inbox and len(stations.live) < self._most:
-            if self._issued % LOOK_AT_SPAN == 0 and self._span_full(inbox[0]):
+            if (self._issued + 1) % LOOK_AT_SPAN == 0 and self._span_full(inbox[0]):
                 return False
             if (self.deferrals is not None or self._by_key) and not self._has_place(inbox[0]):
                 return False
@@ -444,7 +486,8 @@ class Pool(Crew):
             lane = self._lane_of(event)
         station = self.stations.issue(event, lane, event.origin, now)
         if event.origin.__class__ is not Parked:
-            station.hold = self.place.clock.issue(event.timestamp, station)
+            if self._keeps_time:
+                station.hold = self.place.clock.issue(event.timestamp, station)
         else:
             station.failures = event.origin.failures
         return station.state is State.READY
@@ -474,6 +517,14 @@ class Pool(Crew):
             Outdated, AgenticError: an effect was refused, or is to be made anew; the events are still the lane's.
         """
         stations = lane.stations
+        self._completed += 1
+        if self._completed % TELL == 0:
+            self.place.drained(self)
+        if self._swift and len(stations) == 1:
+            lane.complete()
+            self.stations.over(stations[0], stations[0].attempt)
+            stations.clear()
+            return
         if lane.putting is not None:
             putting = lane.putting
             lane.let_go()

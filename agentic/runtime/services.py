@@ -382,7 +382,7 @@ class IntakeService(Part):
                 assignment.checkpointed.clear()
                 await assignment.checkpointed.wait()
             if self._paused:
-                self._resume()
+                await self._resume()
             if assignment.backlog >= limit:
                 await self._drain(limit)
 
@@ -411,11 +411,16 @@ class IntakeService(Part):
             source.ledger.unfinished for tp, source in self._assignment.sources.items() if tp not in self._paused
         )
 
-    def _resume(self) -> None:
+    async def _resume(self) -> None:
         sources = self._assignment.sources
         enough = max(1, self._settings.max_buffered // (8 * max(1, len(sources))))
         again = [tp for tp in self._paused if tp in sources and sources[tp].ledger.unfinished <= enough]
-        self._consumer.resume(again)
+        for tp in again:
+            # Of a partition that had been read to its end the driver has told the end, and tells it once.
+            sources[tp].doubtful |= sources[tp].told_end
+        if again:
+            await self._assignment.look_again()
+        self._consumer.resume([tp for tp in again if tp in sources])
         self._paused = {tp: None for tp in self._paused if tp in sources and tp not in again}
 
     async def end(self) -> None:

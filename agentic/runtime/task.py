@@ -102,6 +102,7 @@ class Task:
             now=now,
             brakes=brakes,
             shared=self._shared,
+            timed=any(agent.deferred is not None for agent in agents) or any(table.ttl for table in self.tables),
         )
         self.crews: list[Crew] = [Solo(agent, place) if agent.serial else Pool(agent, place) for agent in agents]
         self._readers: dict[str, list[Crew]] = {}
