@@ -10,11 +10,13 @@ from                  event                               to
 ====================  ==================================  =====================
 (none)                issued, its key is busy             QUEUED
 (none)                issued                              READY
+(none)                entered: issued and begun at once   EXECUTING
 QUEUED                the one before it retired           READY
 READY                 begun                               EXECUTING
 QUEUED                begun along with the one before it  EXECUTING
 READY                 withdrawn                           RETIRED
 EXECUTING             over, whatever came of it           DONE
+EXECUTING             over, and effects applied at once   RETIRED
 EXECUTING             failed, to be tried again later     BACKOFF
 EXECUTING, DONE       to be done again, as if not begun   READY
 EXECUTING             likewise, behind one of its lane    QUEUED
@@ -202,6 +204,9 @@ class Stations(Generic[E]):
         """An attempt is over and its effects are applied, both in one step: `finish` and `retire` together.
 
         Only where effects go as they are done.
+
+        Raises:
+            AssertionError: the token is stale; the effects should not have been applied.
         """
         if station.attempt != token or station.state is not _EXECUTING:
             raise AssertionError(f"{station!r} is over and was not executing")
