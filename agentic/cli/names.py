@@ -13,7 +13,7 @@ COMMANDS = {
     "tables": "Look into tables; dump and load them.",
     "dead-letters": "Look into dead letter topics; send records back.",
     "deferred": "Show the events that agents have put off.",
-    "groups": "List, describe and delete consumer groups.",
+    "groups": "List, describe, set and delete consumer groups.",
     "reset": "Delete all that the app remembers.",
     "doctor": "Check settings, versions, broker and topics.",
 }
