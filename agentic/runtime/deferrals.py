@@ -223,6 +223,10 @@ class Deferrals:
         """Do events of a key have to wait here?"""
         return key in self._queues
 
+    def holds_back(self, key: bytes) -> bool:
+        """Is one of a key put off, so that what comes after it has to wait here?"""
+        return key in self._queues and key not in self._dormant
+
     def has_room(self, key: bytes) -> bool:
         """May one more event of a key wait here?"""
         return len(self._queues.get(key, ())) < PER_KEY

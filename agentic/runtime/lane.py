@@ -45,15 +45,21 @@ class Notes(NamedTuple):
         rows: what it writes, by table.
         read: the rows that it has read, where other agents may write them.
         putting: it is put off instead.
+        joined: events that were taken with it, and are complete when it is.
+        given_up: its effects are a dead letter, or nothing.
     """
 
     effects: Sequence[Outgoing]
     rows: Sequence[tuple[TableView, dict[bytes, Row]]]
     read: Sequence[tuple[TableView, dict[bytes, Row]]]
     putting: Putting | None = None
+    joined: Sequence[Station[Event]] = ()
+    given_up: bool = False
 
 
 NOTHING: Final = Notes((), (), ())
+#: Of an event that is complete with another one.
+JOINED: Final = Notes((), (), (), given_up=True)
 
 
 class Lane(Instance[T]):
@@ -110,6 +116,8 @@ class Lane(Instance[T]):
             self._also.append(self.working_on)
         self.stations.append(station)
         self.working_on = station.event
+        if self.answers is not None:
+            self.meet(self.answers, station.event)
 
     def let_go(self) -> list[Station[Event]]:
         """Have nothing in hand any more, and no notes; return what it was."""
@@ -159,12 +167,13 @@ class Lane(Instance[T]):
         self._forget()
         return notes
 
-    def apply(self, event: Event, notes: Notes) -> None:
-        """Complete an event with notes that another instance has taken.
+    def apply(self, events: Sequence[Event], notes: Notes) -> None:
+        """Complete events, in order, with the notes that another instance has taken.
 
         Raises:
             Outdated, AgenticError: as completing an event does.
         """
+        *self._also, event = events
         self.working_on = event
         self._effects += notes.effects
         for view, rows in notes.rows:
@@ -177,6 +186,7 @@ class Lane(Instance[T]):
             self._complete(event)
         finally:
             self._forget()
+            self._also.clear()
             self.working_on = None
 
     def complete(self) -> None:

@@ -32,7 +32,7 @@ from agentic.runtime.crew import Crew, Place, at
 from agentic.runtime.deferrals import Deferrals, Parked
 from agentic.runtime.gate import Descent
 from agentic.runtime.instance import ApplyFailed, Outdated
-from agentic.runtime.lane import NOTHING, Lane, Notes, Putting
+from agentic.runtime.lane import JOINED, NOTHING, Lane, Notes, Putting
 from agentic.runtime.letters import Policy
 from agentic.runtime.tables import OwnRows
 from agentic.stream import Event
@@ -78,7 +78,9 @@ class Pool(Crew):
         self.limit = 1 if self._adaptive is not None else min(execution.in_flight, self._most)
         self.deferrals: Deferrals | None = None
         #: Where a key with many events has some of them parked: how many it has in stations.
-        self._depth: Counter[bytes] | None = Counter() if execution.hot_key == "park" else None
+        self._depth: Counter[bytes] | None = (
+            Counter() if execution.hot_key == "park" and execution.order == "key" else None
+        )
         self._brakes = place.brakes.get(agent.name)
         self._timeout = execution.timeout
         self._patience = min(execution.pin_limit, inf if execution.timeout is None else execution.timeout)
@@ -202,7 +204,9 @@ class Pool(Crew):
 
     def _make_lane(self) -> Lane[Any]:
         place = self.place
-        return Lane(self.agent, place.outbox, place.metrics, place.ask_commit, self._policy, self)
+        lane: Lane[Any] = Lane(self.agent, place.outbox, place.metrics, place.ask_commit, self._policy, self)
+        lane.answers = self.answers
+        return lane
 
     def _equip(self, lane: Lane[Any], *, own: bool) -> None:
         """Give a lane its views of the tables."""
@@ -427,7 +431,7 @@ class Pool(Crew):
         while inbox and len(stations.live) < self._most:
             if (self._issued + 1) % LOOK_AT_SPAN == 0 and self._span_full(inbox[0]):
                 return False
-            if (self.deferrals is not None or self._by_key) and not self._has_place(inbox[0]):
+            if self.deferrals is not None and not self._has_place(inbox[0]):
                 return False
             if self._issue_next(inbox.popleft(), now):
                 return True
@@ -454,10 +458,9 @@ class Pool(Crew):
         return base is not None and event.offset - base > NEAR_MAX_SPAN
 
     def _has_place(self, event: Event) -> bool:
-        """Is there room for one more event of its key?"""
-        if self.deferrals is not None and event.raw_key is not None and self.deferrals.blocks(event.raw_key):
-            return self.deferrals.has_room(event.raw_key)
-        return True
+        """If it has to wait in the table, is there room for one more of its key?"""
+        assert self.deferrals is not None, "asked only then"
+        return event.raw_key is None or self.deferrals.has_room(event.raw_key)
 
     def _lane_of(self, event: Event) -> Any:
         if self._by_key:
@@ -471,19 +474,17 @@ class Pool(Crew):
         if self._predicates and not self._passes(event, now):
             return False
         key = event.raw_key
-        if self._by_key and event.origin.__class__ is not Descent:
-            lane: Any = key
-            if self.deferrals is not None and key is not None and event.origin.__class__ is not Parked:
-                if self.deferrals.blocks(key):
+        if self.deferrals is not None and key is not None:
+            plain = event.origin.__class__ is not Descent and event.origin.__class__ is not Parked
+            if plain and self.deferrals.blocks(key):
+                self._park(event)
+                return False
+            if plain and self._depth is not None:
+                if self._depth[key] >= PER_KEY:
                     self._park(event)
                     return False
-                if self._depth is not None:
-                    if self._depth[key] >= PER_KEY:
-                        self._park(event)
-                        return False
-                    self._depth[key] += 1
-        else:
-            lane = self._lane_of(event)
+                self._depth[key] += 1
+        lane = self._lane_of(event)
         station = self.stations.issue(event, lane, event.origin, now)
         if event.origin.__class__ is not Parked:
             if self._keeps_time:
@@ -504,6 +505,9 @@ class Pool(Crew):
             assert begun is station, "nobody waits in its lane"
             self._judge([station], error)
             return False
+        if self.answers is not None:
+            for reply in self.answers.unanswered(event):
+                self.place.outbox.send(*reply)
         event.origin.retire(event.offset)
         self._filtered.add()
         return False
@@ -532,14 +536,12 @@ class Pool(Crew):
             return
         if self._in_order:
             notes = lane.detach()
-            lane.stations = []
-            lane.abandon()
-            self._finished(stations)
+            lane.let_go()
             for station in stations[:-1]:
-                station.work = NOTHING
-            stations[-1].work = notes
-            for station in stations:
-                self._apply_in_turn(station)
+                station.work = JOINED
+            stations[-1].work = notes._replace(joined=stations[:-1])
+            self._finished(stations)
+            self._apply_in_turn(stations[-1])
             return
         lane.complete()
         lane.stations = []
@@ -551,7 +553,8 @@ class Pool(Crew):
         """The attempts have succeeded."""
         now = self._loop.time() if self._adaptive is not None or self._brakes is not None else 0.0
         for station in stations:
-            self.stations.finish(station, station.attempt)
+            if not self.stations.finish(station, station.attempt):
+                continue
             self._free(station)
             if self._adaptive is not None:
                 self._adaptive.completed(now - station.started_at, now)
@@ -568,13 +571,16 @@ class Pool(Crew):
         """Apply what is done and has nothing unfinished before it."""
         for each in self.stations.applicable(station):
             notes: Notes = each.work
+            if notes is JOINED:
+                continue  # the last of those that it was taken with brings it along
             if notes.putting is not None:
                 self._move(each, notes.putting)
             try:
-                self._applier.apply(each.event, notes)
+                self._applier.apply([*(other.event for other in notes.joined), each.event], notes)
             except Outdated as error:
                 log.debug("done again, what it had read was written meanwhile: %s", error)
-                self.stations.again(each, each.attempt)
+                for other in (each, *reversed(notes.joined)):
+                    self.stations.again(other, other.attempt)
                 self.place.metrics.counter("redone", agent=self.agent.name).add()
                 self._call()
                 return
@@ -582,9 +588,20 @@ class Pool(Crew):
                 self._stop(error)
                 return
             except AgenticError as error:
-                self._give_up(each, error, "an effect of it was refused")
+                if notes.given_up:
+                    self._stop(self._undeliverable(each, error))
+                    return
+                for other in notes.joined:
+                    other.work = NOTHING
+                    self._exhausted(other, error, Verdict.EXHAUSTED, None)
+                self._exhausted(each, error, Verdict.EXHAUSTED, None)
                 return
-            self._retire(each)
+            for other in (*notes.joined, each):
+                self._retire(other)
+
+    def _undeliverable(self, station: Station[Event], error: AgenticError) -> AgenticError:
+        """A dead letter that can't be written: the event is not complete (rule 20)."""
+        return ApplyFailed(f"agent {self.agent.name!r}{at([station.event])}: its dead letter: {error}")
 
     def _retire(self, station: Station[Event]) -> None:
         """Its effects are applied and its offset is finished."""
@@ -600,20 +617,22 @@ class Pool(Crew):
             self._depth[key] -= 1
             if not self._depth[key]:
                 del self._depth[key]
-        if successor is not None and self._by_key and self.deferrals.blocks(key):
-            self._park_from(successor, key)
-        elif self.deferrals.wake(key):
+        while successor is not None and self._belongs_behind(successor.event):
+            # What stood behind an event that was put off waits behind it in the table, too.
+            self._park(successor.event)
+            if successor.hold is not None:
+                self.place.clock.release(successor.hold)
+            if self._depth is not None:
+                self._depth[successor.event.raw_key or b""] -= 1
+            successor = self.stations.withdraw(successor)
+        if not self.stations.busy(key) and self.deferrals.wake(key):
             self._call()
 
-    def _park_from(self, station: Station[Event] | None, key: bytes) -> None:
-        """What stood behind an event that was put off waits behind it in the table, too."""
-        while station is not None:
-            self._park(station.event)
-            if station.hold is not None:
-                self.place.clock.release(station.hold)
-            if self._depth is not None:
-                self._depth[key] -= 1
-            station = self.stations.withdraw(station)
+    def _belongs_behind(self, event: Event) -> bool:
+        """Does an event of its key that was put off hold an event back?"""
+        assert self.deferrals is not None, "asked only then"
+        plain = event.origin.__class__ is not Parked and event.origin.__class__ is not Descent
+        return plain and event.raw_key is not None and self.deferrals.holds_back(event.raw_key)
 
     # -- an event failed ----------------------------------------------------------------------
 
@@ -711,18 +730,19 @@ class Pool(Crew):
                 return
             effects.append(self._policy.letter(station.event, reason, station.failures))
             self.place.metrics.counter("dead_letters", agent=self.agent.name).add()
+        if self.answers is not None:
+            effects += self.answers.failed(station.event, reason)
         self.place.metrics.counter("dropped", reason="agent_error").add()
-        station.work = NOTHING._replace(effects=effects)
+        station.work = NOTHING._replace(effects=effects, given_up=True)
         if station.state is not State.DONE:
             self.stations.finish(station, station.attempt)
         if self._in_order:
             self._apply_in_turn(station)
             return
         try:
-            self._applier.apply(station.event, station.work)
+            self._applier.apply([station.event], station.work)
         except AgenticError as refused:
-            # A dead letter that can't be written: the event is not complete (rule 20).
-            self._stop(ApplyFailed(f"agent {self.agent.name!r}{at([station.event])}: its dead letter: {refused}"))
+            self._stop(self._undeliverable(station, refused))
             return
         self._retire(station)
 
@@ -870,7 +890,7 @@ class Pool(Crew):
         """An event backs off for too long to be kept in memory."""
         error = station.failure or AttemptTimeout("it was never done")
         left = max(0.0, station.due_at - self._loop.time())
-        if not self.stations.finish(station, station.attempt):
+        if not self.stations.give_up(station):
             return
         if self._may_defer(station.event):
             self._put_off([station], Putting(left, words(error), True, "event"))
