@@ -5,11 +5,14 @@ from agentic.core.breaker import Breaker
 from agentic.core.retry import Fatal, Poison, Retry, Retryable, RetryLater
 from agentic.errors import (
     AgenticError,
+    AskFailed,
+    AskTimeout,
     BrokerError,
     BrokerUnavailable,
     CodecError,
     ConfigurationError,
     CoPartitionError,
+    NoAnswer,
 )
 from agentic.settings import Settings
 from agentic.stream import Event, Reply, Stream
@@ -20,6 +23,8 @@ __version__ = "0.1.0"
 __all__ = [
     "AgenticError",
     "App",
+    "AskFailed",
+    "AskTimeout",
     "Breaker",
     "BrokerError",
     "BrokerUnavailable",
@@ -28,6 +33,7 @@ __all__ = [
     "ConfigurationError",
     "Event",
     "Fatal",
+    "NoAnswer",
     "Poison",
     "Reply",
     "Retry",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
+from agentic import asking
 from agentic.errors import ConfigurationError
 from agentic.execution import INLINE, SERIAL, Execution
-from agentic.stream import Reply, Stream
+from agentic.stream import HeadersLike, Reply, Stream
 from agentic.table import Aggregation, Change, Changes, GlobalTable, Inner, Table
 from agentic.topic import Regrouping, Source, Topic, is_async, name_of, unfiltered
 from agentic.uses import mentions, tables_used
@@ -153,6 +155,65 @@ class Agent:
                 f"agent {self.name!r} yields, and has no topic to yield to: write @app.agent(…, to=topic); "
                 "one that only answers who asks it, replies=True"
             )
+        if self.execution.replies and not self.yields:
+            raise ConfigurationError(
+                f"agent {self.name!r}: replies=True says that it answers who asks it, and it never yields: "
+                "yield the answer, or leave out replies="
+            )
+
+    # -- being asked --------------------------------------------------------------------------
+
+    async def ask(
+        self,
+        value: Any = None,
+        *,
+        key: Any = None,
+        timeout: timedelta | float = asking.WAIT,
+        headers: HeadersLike | None = None,
+    ) -> Any:
+        """Ask the agent, which is declared with ``replies=True``, and return what it yields first for that event.
+
+        The request is a record of the agent's first topic: it is worked on like any other, by whichever
+        worker has its partition, and again after a crash. The answer is one of the event's effects. For use
+        in agents, tasks, lifespans and commands; elsewhere within ``async with app.client()``. It goes out
+        at once, inside an agent too: there it is no effect of the event, and is repeated with it.
+
+        Args:
+            value, key: of the topic's types.
+            timeout: how long the answer is waited for, a timedelta or seconds.
+            headers: a mapping or pairs, for the agent to see.
+
+        Raises:
+            NoAnswer: the agent was done with the event and has yielded nothing.
+            AskFailed: the event was given up; says why.
+            AskTimeout: no answer came in time, a `TimeoutError`; the request may still be worked on.
+            ConfigurationError: the agent answers nobody, or asks itself and would wait for itself.
+            CodecError: key or value are not of the declared type.
+            RuntimeError: no worker, session or client of this app is there.
+        """
+        return (await asking.ask(self._asker, self, value, key, timeout, headers, every=False))[0]
+
+    async def ask_all(
+        self,
+        value: Any = None,
+        *,
+        key: Any = None,
+        timeout: timedelta | float = asking.WAIT,
+        headers: HeadersLike | None = None,
+    ) -> list[Any]:
+        """Ask the agent and return all that it yields for that event, in order; nothing, if it yields nothing.
+
+        They are there when the event is complete, all together. Otherwise as `ask`.
+        """
+        return await asking.ask(self._asker, self, value, key, timeout, headers, every=True)
+
+    async def cast(self, value: Any = None, *, key: Any = None, headers: HeadersLike | None = None) -> None:
+        """Tell the agent something and wait for no answer: a send to its first topic, see `Topic.send`."""
+        await asking.inlet(self).send(value, key=key, headers=headers)
+
+    @property
+    def _asker(self) -> asking.Asker | None:
+        return self.inputs[0].home.asker
 
     def __repr__(self) -> str:
         return f"<Agent {self.name}>"

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from agentic import settings as _settings
 from agentic.agent import Agent, aggregators, feeder, regrouper
+from agentic.asking import Client, declare_replies
 from agentic.codecs import Codec
 from agentic.core.breaker import Breaker
 from agentic.core.retry import Retry
@@ -295,6 +296,8 @@ class App:
                 raise ConfigurationError(f"agent {agent.name!r} is declared twice; give one of them a name=")
             if agent.puts_off:
                 agent.deferred = self.table(f"{agent.name}-deferred", key=bytes, value=bytes)
+            if agent.execution.replies:
+                declare_replies(self.home)
             self.agents[agent.name] = agent
             return agent
 
@@ -363,6 +366,21 @@ class App:
             function, params = params[0], ()
             return declare(function)
         return declare
+
+    def client(self) -> AbstractAsyncContextManager[Client]:
+        """Return an async context manager in which agents can be asked and topics sent to, without a worker.
+
+        For scripts, web handlers, notebooks: ``async with app.client() as client``. It connects on entry,
+        which takes a while: open one and keep it, rather than one for each request. Within it, `Agent.ask`,
+        `Agent.cast` and `Topic.send` work as well.
+
+        Raises:
+            BrokerUnavailable: not reached within the app's ``start_timeout``.
+        """
+        from importlib import import_module
+
+        client: Callable[[App], AbstractAsyncContextManager[Client]] = import_module("agentic.runtime").client
+        return client(self)
 
     @property
     def global_tables(self) -> list[GlobalTable[Any, Any]]:

@@ -85,6 +85,18 @@ class AgentFailed(AgenticError):
     """An agent raised, or ended before its stream did. Nothing is committed past the event."""
 
 
+class NoAnswer(AgenticError):
+    """An agent was done with a request, and yielded nothing for it."""
+
+
+class AskFailed(AgenticError):
+    """A request was given up: dead-lettered, rejected or skipped. Or its answer can't be read."""
+
+
+class AskTimeout(AgenticError, TimeoutError):
+    """No answer came in time. The request may still be worked on."""
+
+
 class AttemptTimeout(AgenticError, TimeoutError):
     """An attempt on an event was ended from outside: it took longer than its agent allows."""
 

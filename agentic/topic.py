@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from agentic import codecs
 from agentic.brokers.base import ANY_TIME_CONFIG, Headers, TopicSpec
@@ -16,6 +16,9 @@ from agentic.core.times import timestamp_ms
 from agentic.errors import ConfigurationError
 from agentic.settings import Settings
 from agentic.stream import HeadersLike, Outlet, current_outlet
+
+if TYPE_CHECKING:
+    from agentic.asking import Asker
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -36,7 +39,6 @@ class Home:
         tables: likewise.
         regroupings: topics that are made of others by another key.
         aggregations: tables that are made of others by another key.
-        outlet: who sends for topics outside of agents, while a worker runs.
     """
 
     def __init__(self, app: str = "") -> None:
@@ -45,7 +47,26 @@ class Home:
         self.tables: dict[str, Any] = {}
         self.regroupings: list[Regrouping] = []
         self.aggregations: list[Any] = []
-        self.outlet: Outlet | None = None
+        #: Who sends and asks outside of agents; the last one that was opened is asked.
+        self._open: list[tuple[Outlet, Asker]] = []
+
+    def open(self, outlet: Outlet, asker: Asker) -> None:
+        """A worker, session or client has begun: have it send and ask for code outside of agents."""
+        self._open.append((outlet, asker))
+
+    def shut(self, outlet: Outlet) -> None:
+        """It is over; those that were opened before it, and after, go on."""
+        self._open = [each for each in self._open if each[0] is not outlet]
+
+    @property
+    def outlet(self) -> Outlet | None:
+        """Who sends for topics outside of agents; None while no worker, session or client of the app is there."""
+        return self._open[-1][0] if self._open else None
+
+    @property
+    def asker(self) -> Asker | None:
+        """Who asks agents; None while no worker, session or client of the app is there."""
+        return self._open[-1][1] if self._open else None
 
     def internal_topic(self, name: str, **options: Any) -> Topic[Any, Any]:
         """Declare a topic of the app's own that holds events until they are read, however long that takes.

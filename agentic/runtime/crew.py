@@ -14,6 +14,7 @@ from agentic.core.clock import Clock
 from agentic.core.rate import TokenBucket
 from agentic.errors import AgentFailed, AgenticError
 from agentic.metrics import Metrics
+from agentic.runtime.answers import Answers
 from agentic.runtime.gate import Gate
 from agentic.runtime.instance import Instance
 from agentic.runtime.outbox import Outbox
@@ -92,6 +93,7 @@ class Crew(ABC):
     Attributes:
         agent: whose function runs.
         handed: events handed over so far.
+        answers: what those are told who ask the agent; None where it answers nobody.
         runs: what runs the agent's function, in tasks of the loop.
     """
 
@@ -100,6 +102,8 @@ class Crew(ABC):
         self.place = place
         self.handed = 0
         self.closing = False
+        exactly_once = place.settings.delivery == "exactly_once"
+        self.answers = Answers(agent, place.now, hurry=exactly_once) if agent.execution.replies else None
 
     @property
     @abstractmethod

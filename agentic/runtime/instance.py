@@ -16,6 +16,7 @@ from agentic.agent import Agent
 from agentic.core.times import seconds
 from agentic.errors import AgenticError, CodecError, ConfigurationError
 from agentic.metrics import Metrics
+from agentic.runtime.answers import Answers, Asked
 from agentic.runtime.gate import Descent
 from agentic.runtime.letters import Policy
 from agentic.runtime.outbox import Outbox
@@ -66,18 +67,21 @@ class Instance(Stream[T]):
         shares_tables: does another agent of the task use one of the tables?
         touched: those views that the current event has written to.
         children: changes of tables that the current event has made and that agents of the task read.
+        answers: what those are told who ask the agent; None where it answers nobody.
         clock: the time by which rows expire, in ms: the greatest timestamp of the events that the
             agent has begun, or the task's clock; kept only where a table needs it.
     """
 
     __slots__ = (
         "_also",
+        "_asked",
         "_effects",
         "_letters",
         "_metrics",
         "_outbox",
         "_policy",
         "agent",
+        "answers",
         "ask_commit",
         "children",
         "clock",
@@ -110,6 +114,9 @@ class Instance(Stream[T]):
         self.shares_tables = False
         self.children: list[Child] = []
         self.clock = NEVER
+        self.answers: Answers | None = None
+        #: What the current events ask.
+        self._asked: list[Asked] = []
         #: With `take`: the events that are complete together with the current one.
         self._also: list[Event] = []
         self._effects: list[Outgoing] = []
@@ -160,6 +167,8 @@ class Instance(Stream[T]):
         # So that completing the event is not the plain case, which looks at nothing.
         self._effects.append(letters[0])
         self._metrics.counter("dropped", reason="rejected").add(len(letters))
+        if self.answers is not None:
+            letters += [reply for each in self.current() for reply in self.answers.failed(each, f"rejected: {reason}")]
 
     def defer(
         self,
@@ -212,6 +221,10 @@ class Instance(Stream[T]):
         if not self.agent.yields:
             await self.agent.fn(self)
             return
+        if self.answers is not None:
+            async for value in self.agent.fn(self):
+                self.reply(self.answers, value)
+            return
         to = self.agent.to
         assert to is not None, "checked at start"
         name, encode = to.name, to.value.encode
@@ -227,6 +240,23 @@ class Instance(Stream[T]):
                 except (TypeError, ValueError, CodecError):
                     pass  # said again, in words, by the slow way below
             effects.append(self._reply(to, event, value))
+
+    def reply(self, answers: Answers, value: Any) -> None:
+        """Note a yield of an agent that answers who asks it."""
+        event, to = self.event, self.agent.to
+        if to is not None:
+            self._effects.append(self._reply(to, event, value))
+        answers.answer(self._asked, self._effects, value)
+
+    def meet(self, answers: Answers, event: Event, *, passes: bool = True) -> None:
+        """An event begins, of an agent that answers: while it asks something, there is an effect that answers.
+
+        Args:
+            passes: False: the agent does not see it.
+        """
+        asked = answers.meet(event, self._effects)
+        if asked is not None and passes:
+            self._asked.append(asked)
 
     def _reply(self, to: Topic[Any, Any], event: Event, value: Any) -> Outgoing:
         """Return the effect of a yield that is not the plain case, or say what is wrong with it."""
@@ -255,6 +285,7 @@ class Instance(Stream[T]):
     def _forget(self) -> None:
         """Drop the notes of the current events."""
         self._letters = None
+        self._asked.clear()
         self._effects.clear()
         self.children.clear()
         for view in self.touched:
@@ -287,6 +318,8 @@ class Instance(Stream[T]):
                 raise
             raise ApplyFailed(f"agent {self.agent.name!r}, {event!r}: {error}") from error
         self.sent += len(self._effects)
+        hurry = self.answers is not None and self.answers.pressing(self._effects)
+        self._asked.clear()
         self._effects.clear()
         if self.touched:
             for view in self.touched:
@@ -299,6 +332,8 @@ class Instance(Stream[T]):
             for other in self._also:
                 other.origin.retire(other.offset)
             self._also.clear()
+        if hurry:
+            self.ask_commit()
 
     def forget_reads(self) -> None:
         """The event is over; what it has read concerns nobody any more."""

@@ -15,8 +15,10 @@ from typing import Any, TypeVar
 
 from agentic import brokers
 from agentic.app import App
+from agentic.asking import Client
 from agentic.errors import AgenticError, BrokerError
 from agentic.runtime import topics
+from agentic.runtime.asking import Asker
 from agentic.runtime.logging import setup
 from agentic.runtime.outbox import AppOutlet, wall_ms
 from agentic.runtime.worker import Reporter, Worker
@@ -181,21 +183,30 @@ def _handle_signals(worker: Worker) -> None:
 
 @asynccontextmanager
 async def session(app: App) -> AsyncIterator[None]:
-    """Let `Topic.send` work without a worker: for commands and scripts.
+    """Let `Topic.send` and `Agent.ask` work without a worker: for commands and scripts.
 
     Missing topics are made as at a worker's start; one that may not be made is told when it is sent to.
 
     Raises:
         BrokerUnavailable: not reached within the app's ``start_timeout``.
     """
+    async with client(app):
+        yield
+
+
+@asynccontextmanager
+async def client(app: App) -> AsyncIterator[Client]:
+    """See `App.client`."""
     broker = brokers.connect(app.settings.broker, app.settings.broker_options)
     await broker.open(app.settings.start_timeout.total_seconds())
     outlet = AppOutlet(broker.producer, app.metrics, wall_ms)
+    asker = Asker(app.home, broker, outlet)
     try:
         await topics.make(app, broker)
-        app.home.outlet = outlet
-        yield
+        app.home.open(outlet, asker)
+        yield Client(app.home, outlet, asker)
     finally:
-        app.home.outlet = None
+        app.home.shut(outlet)
+        await asker.close()
         await outlet.close()
         await broker.close()

@@ -17,6 +17,7 @@ from mode import Service
 from agentic.app import App
 from agentic.brokers.base import Broker, Consumer
 from agentic.errors import BrokerUnavailable, TaskFailed, words
+from agentic.runtime.asking import Asker
 from agentic.runtime.assignment import Assignment
 from agentic.runtime.checkpoint import Checkpointer
 from agentic.runtime.globals import Globals
@@ -81,22 +82,24 @@ class BrokerService(Part):
 
 
 class OutboxService(Part):
-    """The producers. They outlive the agents, whose last effects go through them."""
+    """The producers, and who asks agents. They outlive the agents, whose last effects go through them."""
 
-    def __init__(self, app: App, outbox: Outbox, outlet: AppOutlet, fail: Fail) -> None:
+    def __init__(self, app: App, outbox: Outbox, outlet: AppOutlet, asker: Asker, fail: Fail) -> None:
         super().__init__(fail)
         self._app = app
         self._outbox = outbox
         self._outlet = outlet
+        self._asker = asker
 
     async def on_start(self) -> None:
         # Before we join: our former self's open transaction keeps the committed positions of its
         # partitions unreadable until this settles it.
         await self._outbox.producer.ready()
-        self._app.home.outlet = self._outlet
+        self._app.home.open(self._outlet, self._asker)
 
     async def end(self) -> None:
-        self._app.home.outlet = None
+        self._app.home.shut(self._outlet)
+        await self._asker.close()
         await self._outlet.close()
         await self._outbox.producer.close()
 

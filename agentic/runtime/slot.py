@@ -184,7 +184,8 @@ class WatchingSlot(Slot[T]):
     """A slot that looks at each event before its agent does.
 
     It keeps the clock, for tables whose rows expire; completes at once what the predicates of
-    a part of a topic refuse; and lets children of events go first, other events through the gate.
+    a part of a topic refuse; sees whether an event asks something; and lets children of events
+    go first, other events through the gate.
     """
 
     __slots__ = ("_children_in_turn", "_dropped", "_gate", "_predicates", "_waiting_children")
@@ -209,7 +210,8 @@ class WatchingSlot(Slot[T]):
     @staticmethod
     def needed(agent: Agent) -> bool:
         """Is there anything to look at, the children of events aside?"""
-        return any(source.predicates for source in agent.sources) or any(table.ttl for table in agent.tables)
+        watched = any(source.predicates for source in agent.sources) or any(table.ttl for table in agent.tables)
+        return watched or agent.execution.replies
 
     async def __anext__(self) -> T:
         while True:
@@ -246,7 +248,10 @@ class WatchingSlot(Slot[T]):
             self.forget_reads()
         if event.timestamp > self.clock:
             self.clock = event.timestamp
-        return all(predicate(event.value) for predicate in self._predicates[event.origin.topic.name])
+        passes = all(predicate(event.value) for predicate in self._predicates[event.origin.topic.name])
+        if self.answers is not None:
+            self.meet(self.answers, event, passes=passes)
+        return passes
 
     async def _next_child(self) -> None:
         """Return when there is a child at the inbox's head, or the gate is open."""
@@ -256,6 +261,7 @@ class WatchingSlot(Slot[T]):
         self._refill()
 
     def put_back(self) -> None:
+        self._forget()  # that they are not answered yet is noted when they begin
         for event in reversed(self.current()):
             (self._waiting_children if isinstance(event.origin, Descent) else self._inbox).appendleft(event)
         self._also.clear()

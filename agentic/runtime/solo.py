@@ -35,6 +35,7 @@ class Solo(Crew):
         else:
             self.slot = Slot(*parts)
         self.slot.shares_tables = shares
+        self.slot.answers = self.answers
         self._run: asyncio.Task[None] | None = None
 
     def _drained(self) -> None:
@@ -135,5 +136,7 @@ class Solo(Crew):
         slot = self.slot
         events = slot.current()
         letters = [self._policy.letter(event, words(error), 1) for event in events] if fate == "dead_letter" else []
+        if self.answers is not None:
+            letters += [reply for event in events for reply in self.answers.failed(event, words(error))]
         slot.give_up(letters)
         return len(events)

@@ -12,6 +12,7 @@ from agentic.app import App
 from agentic.brokers.base import Broker, TopicPartition
 from agentic.errors import BrokerUnavailable
 from agentic.runtime import changelogs, topics
+from agentic.runtime.asking import Asker
 from agentic.runtime.assignment import Assignment
 from agentic.runtime.checkpoint import Checkpointer, Outcome
 from agentic.runtime.globals import Globals
@@ -100,7 +101,8 @@ class Worker(Part):
         producer = self.broker.producer(transactional_id=self._transactional_id() if exactly_once else None)
         outbox = Outbox(producer, transactional=exactly_once)
         outlet = AppOutlet(self.broker.producer, app.metrics, self._now)
-        await self.add_runtime_dependency(OutboxService(app, outbox, outlet, self.fail))
+        asker = Asker(app.home, self.broker, outlet)
+        await self.add_runtime_dependency(OutboxService(app, outbox, outlet, asker, self.fail))
         app.metrics.collector = self._report
         # They show how tables are loaded and restored, too.
         reporters = [("reporter", _bound(reporter, app)) for reporter in self._reporters]
