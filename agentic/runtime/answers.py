@@ -7,11 +7,11 @@ answered, and one that failed or was put off has said nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from agentic.agent import Agent
-from agentic.asking import Answer, Request, answer_codec, answer_headers, replies_name, request_of
+from agentic.asking import Answer, Request, answer_codec, answer_headers, asked_agent, replies_name, request_of
 from agentic.codecs import encode
 from agentic.errors import CodecError
 from agentic.runtime.letters import LONGEST_ERROR
@@ -104,6 +104,16 @@ class Answers:
 def record(topic: str, request: Request, answer: Answer, timestamp: int) -> Outgoing:
     """Return the record of an answer."""
     return (topic, request.address, answer.value, timestamp, answer_headers(answer), -1)
+
+
+def refusal(event: Event, agents: Collection[str], reason: str) -> list[Outgoing]:
+    """Return what an event's asker is told when no agent gets the event; nothing if it asks none of them."""
+    agent, home = asked_agent(event), event.origin.topic.home
+    topic = replies_name(home.app)
+    if agent is None or agent not in agents or topic not in home.topics:
+        return []
+    request = request_of(event, agent)
+    return [] if request is None else [record(topic, request, _failure(request, reason), event.timestamp)]
 
 
 def _failure(request: Request, reason: str) -> Answer:

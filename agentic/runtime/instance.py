@@ -241,6 +241,14 @@ class Instance(Stream[T]):
                     pass  # said again, in words, by the slow way below
             effects.append(self._reply(to, event, value))
 
+    def note(self, value: Any) -> None:
+        """Note a yield, whatever it is."""
+        if self.answers is not None:
+            self.reply(self.answers, value)
+            return
+        assert self.agent.to is not None, "checked at start"
+        self._effects.append(self._reply(self.agent.to, self.event, value))
+
     def reply(self, answers: Answers, value: Any) -> None:
         """Note a yield of an agent that answers who asks it."""
         event, to = self.event, self.agent.to
@@ -318,8 +326,8 @@ class Instance(Stream[T]):
                 raise
             raise ApplyFailed(f"agent {self.agent.name!r}, {event!r}: {error}") from error
         self.sent += len(self._effects)
-        hurry = self.answers is not None and self.answers.pressing(self._effects)
-        self._asked.clear()
+        if self.answers is not None:
+            self._answered(self.answers)
         self._effects.clear()
         if self.touched:
             for view in self.touched:
@@ -332,7 +340,11 @@ class Instance(Stream[T]):
             for other in self._also:
                 other.origin.retire(other.offset)
             self._also.clear()
-        if hurry:
+
+    def _answered(self, answers: Answers) -> None:
+        """The effects of the current events are out, and so are the answers to them."""
+        self._asked.clear()
+        if answers.pressing(self._effects):
             self.ask_commit()
 
     def forget_reads(self) -> None:

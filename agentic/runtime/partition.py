@@ -20,6 +20,7 @@ from agentic.core.readers import SharedLedger
 from agentic.core.times import timestamp_ms
 from agentic.errors import CodecError, DecodeFailed
 from agentic.metrics import Metrics
+from agentic.runtime.answers import refusal
 from agentic.runtime.letters import letter
 from agentic.runtime.outbox import Outbox
 from agentic.settings import Settings
@@ -287,6 +288,8 @@ class SourcePartition:
         if policy == "dead_letter":
             assert self._settings.dead_letter is not None, "checked with the settings"
             self._outbox.send(*letter(self._settings.dead_letter, event, reason))
+        for reply in refusal(event, self._ledgers, reason):
+            self._outbox.send(*reply)
         self.ledger.finish(event.offset)
         self._metrics.counter("dropped", reason="undecodable").add()
         log.warning("%s: %s: %s", "dead-lettered" if policy == "dead_letter" else "skipped", where, reason)
