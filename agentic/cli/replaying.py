@@ -265,7 +265,9 @@ class Letters:
         """Return what is to be remembered of a partition once so many of its chosen letters are sent."""
         chosen = plan.chosen[partition]
         known_to = max(self._account.known_to(partition), chosen[count - 1] + 1)
-        left = sorted(plan.left.get(partition, []) + chosen[count:])
+        # Of what is sent once more, it stays known that it was sent.
+        fresh = [offset for offset in chosen[count:] if not self._account.has(partition, offset)]
+        left = sorted(plan.left.get(partition, []) + fresh)
         base = min(left[0], known_to) if left else known_to
         progress = Progress(None, tuple(offset for offset in left if offset < known_to), known_to)
         try:
