@@ -15,7 +15,7 @@ from agentic.errors import (
     NoAnswer,
 )
 from agentic.settings import Settings
-from agentic.stream import Event, Reply, Stream
+from agentic.stream import BlockingStream, Event, Reply, Stream
 from agentic.topic import Topic
 
 __version__ = "0.1.0"

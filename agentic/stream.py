@@ -6,7 +6,7 @@ The classes here say what a stream promises; the worker has the one that does it
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar
@@ -223,6 +223,67 @@ class Stream(ABC, Generic[T]):
             this was called, the current one not among them. In an agent that reads the changes of a
             table it is done at once, since the commit waits for these.
         """
+
+
+class BlockingStream(ABC, Generic[T]):
+    """The events of an agent that is a plain function and runs in threads (``threads=True``).
+
+    It promises what `Stream` does. Iterate over it with ``for``; each step waits for the next event.
+    Tables are used as in any agent; `Topic.send` can't be awaited here, `send` takes its place.
+    """
+
+    @property
+    @abstractmethod
+    def event(self) -> Event:
+        """See `Stream.event`."""
+
+    @property
+    @abstractmethod
+    def attempt(self) -> int:
+        """See `Stream.attempt`."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[T]: ...
+
+    @abstractmethod
+    def events(self) -> Iterator[Event]:
+        """See `Stream.events`."""
+
+    @abstractmethod
+    def take(self, n: int, *, within: timedelta | float) -> Iterator[list[T]]:
+        """See `Stream.take`."""
+
+    @abstractmethod
+    def send(
+        self,
+        topic: Topic[Any, Any],
+        value: Any = None,
+        *,
+        key: Any = None,
+        headers: HeadersLike | None = None,
+        timestamp: int | datetime | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Send a record, as an effect of the current event; arguments and errors as for `Topic.send`."""
+
+    @abstractmethod
+    def reject(self, reason: str) -> None:
+        """See `Stream.reject`."""
+
+    @abstractmethod
+    def defer(
+        self,
+        after: timedelta | float,
+        *,
+        reason: str = "",
+        block_key: bool = True,
+        hold: Literal["event"] | None = "event",
+    ) -> None:
+        """See `Stream.defer`."""
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Return when all events are committed that were complete when this was called."""
 
 
 class Outlet(Protocol):

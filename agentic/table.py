@@ -96,6 +96,8 @@ class View(Protocol):
 
 #: What the code that runs can see: set by the worker around each agent.
 current_views: ContextVar[Mapping[Table[Any, Any], View]] = ContextVar("agentic_views")
+#: In a thread beside the loop: makes a view that is looked at in the loop. Not set elsewhere.
+looked_at_in_loop: ContextVar[Callable[[View], View]] = ContextVar("agentic_looked_at_in_loop")
 
 
 class Table(MutableMapping[K, V]):
@@ -416,7 +418,8 @@ class GlobalTable(Table[K, V]):
     def _view(self) -> View:
         if self.copy is None:
             raise TableUnavailable(f"table {self.name!r}: no worker of its app runs here")
-        return self.copy
+        through = looked_at_in_loop.get(None)
+        return self.copy if through is None else through(self.copy)
 
     def __getitem__(self, key: K) -> V:
         value: V = self._view().get(key)

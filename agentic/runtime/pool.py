@@ -35,6 +35,7 @@ from agentic.runtime.instance import ApplyFailed, Outdated
 from agentic.runtime.lane import JOINED, NOTHING, Lane, Notes, Putting
 from agentic.runtime.letters import Policy
 from agentic.runtime.tables import OwnRows
+from agentic.runtime.threads import ThreadLane
 from agentic.stream import Event
 from agentic.table import Table
 
@@ -204,7 +205,8 @@ class Pool(Crew):
 
     def _make_lane(self) -> Lane[Any]:
         place = self.place
-        lane: Lane[Any] = Lane(self.agent, place.outbox, place.metrics, place.ask_commit, self._policy, self)
+        kind: type[Lane[Any]] = ThreadLane if self._execution.threads else Lane
+        lane = kind(self.agent, place.outbox, place.metrics, place.ask_commit, self._policy, self)
         lane.answers = self.answers
         return lane
 
