@@ -246,7 +246,7 @@ class Deferrals:
             StateMismatch: the agent does not read its topic any more.
             DecodeFailed: its topic's types do not take it any more.
         """
-        if not self._due or self._due[0][0] > now:
+        if not self.is_due(now):
             return None
         _, number = heapq.heappop(self._due)
         key = self._key(number.to_bytes(8, "big"))
@@ -269,6 +269,10 @@ class Deferrals:
                 f"{row.offset} that was put off does not fit the topic's types any more: {error}"
             ) from error
         return Event(decoded_key, value, row.timestamp, row.offset, origin, row.key, tuple(row.headers), row.value)
+
+    def is_due(self, now: int) -> bool:
+        """Is one due by the wall clock, in ms?"""
+        return bool(self._due) and self._due[0][0] <= now
 
     @property
     def due_at(self) -> int | None:

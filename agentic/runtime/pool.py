@@ -449,10 +449,17 @@ class Pool(Crew):
                 self._stop(error)
                 return False
             if event is None:
+                self._arm_for_due(now)
                 return False
             if self._issue_next(event, now):
                 return True
         return False
+
+    def _arm_for_due(self, now: float) -> None:
+        """Look round when the next event that was put off is due."""
+        if self.deferrals is not None and (due_at := self.deferrals.due_at) is not None:
+            # The wall clock tells milliseconds: a part of one is waited for as a whole.
+            self._arm(now + max(0.001, (due_at - self.place.now()) / 1000))
 
     def _span_full(self, event: Event) -> bool:
         """Would an event, once done, be too far from the commit position for a commit to tell of it?"""
@@ -851,10 +858,8 @@ class Pool(Crew):
         self.stations.wake(now)
         if (due_at := self.stations.due_at) is not None:
             self._arm(due_at)
-        if self.deferrals is not None and (due := self.deferrals.due_at) is not None:
-            wait = (due - self.place.now()) / 1000
-            if wait > 0:
-                self._arm(now + wait)
+        if self.deferrals is not None and not self.deferrals.is_due(self.place.now()):
+            self._arm_for_due(now)
         self._call()
 
     def _end_late(self, now: float) -> None:
