@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,25 +92,47 @@ def errors(shell: Shell, *args: object) -> list[str]:
     return sorted(letter["error"] for letter in letters(shell, *args))
 
 
-@pytest.fixture
-def shop(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    """A shell beside ``app.py``, whose topics are there."""
+def beside_the_app(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Shell:
     shell.write("app.py", APP)
     shell.write("loose.py", "from agentic import App\n\napp = App('loose')\n")
     monkeypatch.setenv("AGENTIC_APP", "app")
-    shell.ok("topics", "create")
     return shell
 
 
 @pytest.fixture
-def given_up(shop: Shell) -> Shell:
-    """The same, after three events of two agents were given up and one could not be decoded."""
-    send(shop, "orders", order("a", -1, headers=[["by", "me"]]), order("b", 5), order("c", -2, 2_000))
-    send(shop, "orders", order("z", "many", 3_000))
-    work(shop)
-    send(shop, "returns", order(None, 3, 4_000, partition=1))
-    work(shop)
-    return shop
+def shop(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    """A shell beside ``app.py``, whose topics are there."""
+    beside_the_app(shell, monkeypatch)
+    shell.ok("topics", "create")
+    return shell
+
+
+@pytest.fixture(scope="module")
+def log_with_letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The log of an app of which three events of two agents were given up and one could not be decoded."""
+    made = Shell(tmp_path_factory.mktemp("shop"))
+    with pytest.MonkeyPatch.context() as patched:
+        for name in [name for name in os.environ if name.startswith("AGENTIC_")]:
+            patched.delenv(name)
+        patched.chdir(made.directory)
+        patched.setattr(sys, "path", list(sys.path))
+        beside_the_app(made, patched)
+        made.ok("topics", "create")
+        send(made, "orders", order("a", -1, headers=[["by", "me"]]), order("b", 5), order("c", -2, 2_000))
+        send(made, "orders", order("z", "many", 3_000))
+        work(made)
+        send(made, "returns", order(None, 3, 4_000, partition=1))
+        work(made)
+        for name in ("app", "loose"):
+            del sys.modules[name]
+    return made.directory / ".agentic"
+
+
+@pytest.fixture
+def given_up(shell: Shell, monkeypatch: pytest.MonkeyPatch, log_with_letters: Path) -> Shell:
+    """A shell beside ``app.py`` with a log of its own like that."""
+    shutil.copytree(log_with_letters, shell.directory / ".agentic")
+    return beside_the_app(shell, monkeypatch)
 
 
 # -- looking --------------------------------------------------------------------------------------
@@ -194,7 +218,7 @@ def test_all_of_a_letter_is_shown_by_the_declaration_of_its_own_topic(given_up: 
     assert shown["from"] == "orders-0@0"
     assert shown["time"].startswith("1970-01-01 00:00:01.000Z, ")
     assert (shown["agent"], shown["attempts"], shown["error"]) == ("ship", "1", "ValueError: negative: -1")
-    assert (shown["key"], shown["value"], shown["header"]) == ('"a"', "-1", 'by    "me"')
+    assert (shown["key"], shown["value"], shown["header"]) == ('"a"', "-1", 'by  "me"')
 
 
 def test_a_letter_is_shown_without_the_app_too(given_up: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
