@@ -168,8 +168,9 @@ def judge(
 ) -> tuple[Verdict, float]:
     """Decide what becomes of an event whose attempt failed, and after how many seconds (0 unless it is retried).
 
-    * `Fatal`, and what is no `Exception` at all, as `SystemExit`, is fatal. A cancellation that the
-      worker itself asked for is no failure, and not to be judged.
+    * `Fatal`, and what is no `Exception` at all, as `SystemExit`, is fatal; so is a `ConfigurationError`
+      of ours, since what is wrong is the app, and no event. A cancellation that the worker itself asked
+      for is no failure, and not to be judged.
     * `Poison` is poison.
     * `RetryLater` is retried after its own time as long as another attempt is left and `within` has
       not passed yet. Without a policy the defaults of `Retry` bound it, since who raises it wants a retry.
@@ -186,7 +187,7 @@ def judge(
         uniform: gives a random number between 0 and 1.
     """
     errors = list(_leaves(error))
-    if any(isinstance(one, Fatal) or not isinstance(one, Exception) for one in errors):
+    if any(isinstance(one, Fatal | ConfigurationError) or not isinstance(one, Exception) for one in errors):
         return Verdict.FATAL, 0.0
     if any(isinstance(one, Poison) for one in errors):
         return Verdict.POISON, 0.0

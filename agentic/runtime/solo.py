@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from agentic.agent import Agent
-from agentic.core.retry import Fatal, Poison
+from agentic.core.retry import Verdict, judge
 from agentic.errors import AgentFailed, words
 from agentic.runtime.crew import Crew, Place, at
 from agentic.runtime.gate import Gate
@@ -112,7 +112,14 @@ class Solo(Crew):
             except (Exception, SystemExit) as error:
                 failure = AgentFailed(f"agent {name!r} failed{at(slot.current())}: {words(error)}")
                 failure.__cause__ = error
-                fate = self._fate(error)
+                verdict, _ = judge(error, attempt=1, elapsed=0.0, retry=None, uniform=float)
+                if verdict is Verdict.RETRY:
+                    failure = AgentFailed(
+                        f"{failure}: it asks to be tried again, and is not known to do so: "
+                        "declare @app.agent(…, retry=Retry(…))"
+                    )
+                    failure.__cause__ = error
+                fate = self._fate(verdict)
                 if fate == "stop" or not slot.current():
                     place.fail(failure)
                     return
@@ -122,12 +129,14 @@ class Solo(Crew):
                     place.fail(refused)
                     return
                 place.metrics.counter("dropped", reason="agent_error").add(given_up)
+                if fate == "dead_letter":
+                    place.metrics.counter("dead_letters", agent=name).add(given_up)
                 log.error("%s; %s", failure, "dead-lettered" if fate == "dead_letter" else "skipped", exc_info=error)
 
-    def _fate(self, error: BaseException) -> str:
-        if isinstance(error, SystemExit | Fatal):
+    def _fate(self, verdict: Verdict) -> str:
+        if verdict in (Verdict.FATAL, Verdict.RETRY):
             return "stop"
-        if isinstance(error, Poison) and self._policy.topic is not None:
+        if verdict is Verdict.POISON and self._policy.topic is not None:
             return "dead_letter"
         return self._policy.on_exhausted
 
