@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from agentic.codecs import explain
+from agentic.codecs.raw import Raw
 from agentic.core import versioned
-from agentic.errors import CodecError
+from agentic.errors import CodecError, StateMismatch
 from agentic.runtime.tables import Layout
 from agentic.state.base import Store
 from agentic.state.envelope import unwrap
@@ -28,6 +30,8 @@ def replay(table: Table[Any, Any], layout: Layout, store: Store, observed: int) 
 class Replay:
     """The rows of a table with a changelog of its own: the last record of a key is its row.
 
+    Only the keys are decoded, so that those of another type are met here, and not by an agent later on.
+
     Attributes:
         size: bytes that the collected rows take, about.
         observed: the greatest timestamp met.
@@ -41,13 +45,19 @@ class Replay:
         self.observed = versioned.NOTHING_OBSERVED
         self._table = table
         self._keys = layout.keys
+        #: What a key that is stored as it comes has to pass.
+        self._decode = table.key.decode if layout.keys.identity and not isinstance(table.key, Raw) else None
         self._rows: dict[bytes, tuple[bytes | None, int]] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def add(self, keys: Column, values: Column, timestamps: Sequence[int]) -> None:
-        """Take the records of a batch, in their order."""
+        """Take the records of a batch, in their order.
+
+        Raises:
+            StateMismatch: a key is not of the table's type.
+        """
         self.size += sum(map(len, filter(None, values))) + 48 * len(keys)
         self.observed = max(self.observed, max(timestamps, default=self.observed))
         rows = zip(values, timestamps)
@@ -55,11 +65,33 @@ class Replay:
             pairs = [(key, row) for key, row in zip(keys, rows) if key is not None]
         else:
             pairs = list(zip(keys, rows))  # type: ignore[arg-type]
+        if self._decode is not None:
+            self._check(key for key, _ in pairs)
         if self._keys.identity:
             self._rows.update(pairs)
-        else:
-            from_wire = self._keys.from_wire
+            return
+        from_wire = self._keys.from_wire
+        try:
             self._rows.update((from_wire(key), row) for key, row in pairs)
+        except CodecError as error:
+            raise self._mismatch(error) from error
+
+    def _check(self, keys: Iterable[bytes]) -> None:
+        assert self._decode is not None, "there is something to pass"
+        key = b""
+        try:
+            for key in keys:
+                self._decode(key)
+        except (ValueError, CodecError) as error:
+            raise self._mismatch(explain(self._table.key, key, error)) from error
+
+    def _mismatch(self, error: CodecError) -> StateMismatch:
+        table = self._table
+        return StateMismatch(
+            f"changelog {table.changelog_topic!r} has a key that is {error}: it was written when table {table.name!r} "
+            "had keys of another type; declare that one again, give the table another name, or let 'agentic reset' "
+            "delete it with the app's state"
+        )
 
     def take(self) -> Replayed:
         """Return what was collected, and begin anew."""
@@ -69,6 +101,11 @@ class Replay:
 
 class SourceReplay(Replay):
     """The rows of a table that a topic fills: what can't be decoded was given up by the task's policy."""
+
+    def __init__(self, table: Table[Any, Any], layout: Layout) -> None:
+        super().__init__(table, layout)
+        # They have passed already.
+        self._decode = None
 
     def add(self, keys: Column, values: Column, timestamps: Sequence[int]) -> None:
         whole = [i for i, (key, value) in enumerate(zip(keys, values)) if self._decodes(key, value)]

@@ -9,7 +9,8 @@ keys do, so that a scan runs in the order of the keys. For str and bytes both ar
     int         sign and length, then the magnitude, big-endian; of any size
     float       the bits of IEEE 754, with the sign made to sort; finite ones only: JSON has no others
     bool        one byte
-    datetime    naive or aware, then microseconds since the epoch; an aware one comes back in UTC
+    datetime    naive or aware, then microseconds since the epoch; an aware one comes back in UTC, or in the next
+                zone where UTC would need a year before 1 or after 9999
     date        the ordinal of the day
     UUID        its 16 bytes
     tuple       its parts, each ending itself; shorter before longer, as in Python
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import math
 import struct
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any, Protocol, get_args, get_origin
 from uuid import UUID
 
@@ -219,6 +220,10 @@ class _Datetime:
     EPOCH = datetime(1970, 1, 1)
     AWARE_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
     MICROSECOND = timedelta(microseconds=1)
+    #: The furthest that a zone is from UTC, in what JSON can say of one.
+    FURTHEST = timedelta(hours=23, minutes=59)
+    FIRST = datetime.min - EPOCH - FURTHEST
+    LAST = datetime.max - EPOCH + FURTHEST
     _packed = struct.Struct(">BQ")
 
     def pack(self, key: datetime) -> bytes:
@@ -226,12 +231,20 @@ class _Datetime:
             raise TypeError("give a datetime")
         aware = key.utcoffset() is not None
         since = key - self.AWARE_EPOCH if aware else key.replace(tzinfo=None) - self.EPOCH
+        if not self.FIRST <= since <= self.LAST:
+            raise ValueError("give one whose zone is less than a day from UTC, in whole minutes")
         return self._packed.pack(aware, since // self.MICROSECOND + _SIGN)
 
     def unpack(self, data: bytes, at: int) -> tuple[datetime, int]:
-        aware, since = self._packed.unpack_from(data, at)
-        epoch = self.AWARE_EPOCH if aware else self.EPOCH
-        return epoch + (since - _SIGN) * self.MICROSECOND, at + self._packed.size
+        aware, stored = self._packed.unpack_from(data, at)
+        since, end = (stored - _SIGN) * self.MICROSECOND, at + self._packed.size
+        if not aware:
+            return self.EPOCH + since, end
+        try:
+            return self.AWARE_EPOCH + since, end
+        except OverflowError:
+            offset = self.FURTHEST if since < timedelta() else -self.FURTHEST
+            return (self.EPOCH + (since + offset)).replace(tzinfo=timezone(offset)), end
 
 
 class _Date:

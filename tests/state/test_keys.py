@@ -31,7 +31,13 @@ INTS = st.one_of(
     ),
 )
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
-AWARE = st.datetimes(timezones=st.just(UTC))
+FURTHEST = timedelta(hours=23, minutes=59)
+EDGES = st.sampled_from([datetime.min, datetime.max]).flatmap(
+    lambda edge: st.sampled_from([timezone(FURTHEST), timezone(-FURTHEST), UTC]).map(
+        lambda zone: edge.replace(tzinfo=zone)
+    )
+)
+AWARE = st.datetimes(timezones=st.sampled_from([UTC, timezone(FURTHEST), timezone(-FURTHEST)])) | EDGES
 
 KINDS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
     "nothing declared": (None, BYTES),
@@ -117,6 +123,11 @@ def test_the_same_moment_is_one_key_whatever_its_zone() -> None:
     moment = datetime(2024, 3, 1, 12, tzinfo=UTC)
     there = moment.astimezone(timezone(timedelta(hours=5, minutes=30)))
     assert made(datetime).encode(there) == made(datetime).encode(moment)
+
+
+def test_a_moment_that_no_zone_of_json_can_be_written_in_is_refused() -> None:
+    with pytest.raises(CodecError, match="in whole minutes"):
+        made(datetime).encode(datetime.min.replace(tzinfo=timezone(FURTHEST + timedelta(seconds=59))))
 
 
 def test_a_subclass_of_a_part_is_a_key_too() -> None:
