@@ -85,6 +85,8 @@ class Asker:
         self._waiting: dict[bytes, Waiting] = {}
         self._one_at_a_time = asyncio.Lock()
         self._reading: asyncio.Task[None] | None = None
+        self._closed = False
+        self._over = f"app {home.app!r} has stopped here, and its answers are not read any more"
 
     async def ask(
         self,
@@ -125,6 +127,8 @@ class Asker:
                 partitions = (await self._broker.describe_topic(self._topic)).partitions
                 tp = TopicPartition(self._topic, partition_of(self._address, partitions))
                 start = (await self._broker.end_offsets([tp]))[tp]
+                if self._closed:
+                    raise AskFailed(self._over)
                 self._reading = asyncio.create_task(self._read(tp, start), name="answers")
 
     async def _read(self, tp: TopicPartition, position: int) -> None:
@@ -168,10 +172,11 @@ class Asker:
 
     async def close(self) -> None:
         """Read no more; who still waits learns that it is in vain."""
+        self._closed = True
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])
-        self._fail(f"app {self._app!r} has stopped here, and its answers are not read any more")
+        self._fail(self._over)
 
 
 def _plain(headers: Any) -> Headers:
