@@ -25,6 +25,7 @@ __all__ = [
     "App",
     "AskFailed",
     "AskTimeout",
+    "BlockingStream",
     "Breaker",
     "BrokerError",
     "BrokerUnavailable",

@@ -111,6 +111,22 @@ class Metrics:
                                        of its partitions is not (table, partition)
     ``restore_total``         gauge    offsets to be read in all, likewise (table, partition)
     ``standby_lag``           gauge    offsets that a standby is behind its changelog (topic, partition)
+    ``commit_base``           gauge    the position that a commit would have now (topic, partition)
+    ``commit_span``           gauge    offsets from there to where the reading goes on, likewise
+    ``commit_bytes``          gauge    length of the metadata of the last commit, likewise
+    ``oldest_unfinished``     gauge    seconds for which a position has waited for an event (topic,
+                                       partition, and of the event offset, key, agent, state)
+    ``skipped_again``         gauge    events that came again and were done before (topic, partition)
+    ``stations``              gauge    events in flight of a concurrent agent (agent, state)
+    ``concurrency``           gauge    how many may be worked on at once, by now (agent)
+    ``retries``               counter  attempts that failed and are made again (agent)
+    ``dead_letters``          counter  events sent to a dead letter topic (agent)
+    ``deferred``              counter  events that were put off (agent)
+    ``parked``                gauge    events that are put off, or wait behind one (agent, partition)
+    ``breaker``               gauge    0 closed, 0.5 half-open, 1 open (agent)
+    ``stream_time``           gauge    a task's stream time in ms, with concurrent agents (task)
+    ``oldest_hold``           gauge    what holds it back, in ms (task, holder)
+    ``redone``                counter  events done again since what they read was written meanwhile (agent)
     ========================  =======  ==================================================
     """
 

@@ -50,6 +50,11 @@ class Committed:
         """The broker has acknowledged this very snapshot."""
         self._acknowledged = snapshot
 
+    @property
+    def committed(self) -> Snapshot | None:
+        """What the broker is known to have."""
+        return self._acknowledged
+
     def is_clean(self, snapshot: Snapshot | None) -> bool:
         """Is this snapshot what the broker has already?"""
         return snapshot is None or snapshot == self._acknowledged

@@ -13,13 +13,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from agentic.core.ledger import MAX_SPAN, Committed, OffsetLedger, Snapshot
+from agentic.core.ledger import MAX_SPAN, MAX_UNFINISHED, Committed, OffsetLedger, Snapshot
 from agentic.core.metadata import READER_COST, ROOM, encode, shared
 
 #: So many readers' progress fits a commit's metadata, however far they are apart.
 MAX_READERS = 64
 #: Bytes that an unfinished offset takes at most, with the run of finished ones that follows it.
 OFFSET_COST = 6
+
+
+def most_in_flight(readers: int, concurrent: int) -> int:
+    """Return how many events each concurrent reader of a partition may have unfinished beyond what it has finished.
+
+    With so many at most, a commit's metadata has room for all readers. 0: they are too many for one partition.
+
+    Args:
+        readers: of the partition, in all.
+        concurrent: of these, the ones that work on several events at once.
+    """
+    if readers == 1:
+        return MAX_UNFINISHED
+    # What all have finished is written beside what each has, and is in as many pieces as they are together.
+    room = ROOM - (readers + 1) * READER_COST
+    return max(0, min(MAX_UNFINISHED, room // (2 * OFFSET_COST * max(1, concurrent))))
 
 
 class SharedLedger(Committed):

@@ -14,17 +14,20 @@ from typing import Any
 
 from agentic.agent import Agent
 from agentic.brokers.base import Batch, Consumer, Position, TopicPartition
-from agentic.core.readers import MAX_READERS
+from agentic.core.readers import MAX_READERS, most_in_flight
 from agentic.errors import BrokerUnavailable, ConfigurationError, NotOwner
 from agentic.metrics import Metrics
 from agentic.runtime.checkpoint import Outcome
 from agentic.runtime.crew import Brakes
 from agentic.runtime.groups import groups, home_of, name_of
+from agentic.runtime.holding import Holding
+from agentic.runtime.numbers import report_pools
 from agentic.runtime.outbox import AGAIN, Outbox
 from agentic.runtime.partition import SourcePartition
 from agentic.runtime.recovery import Recovery
 from agentic.runtime.state import TaskState
 from agentic.runtime.task import Task
+from agentic.runtime.watch import Watch
 from agentic.settings import Settings
 from agentic.topic import Topic
 
@@ -48,6 +51,7 @@ class Assignment:
         partitions: how many each topic has.
         checkpoint: commits all that is finished.
         now: the wall clock, in ms.
+        holding: what a test lets events wait for, by the name of the agent.
     """
 
     def __init__(
@@ -63,8 +67,10 @@ class Assignment:
         checkpoint: Callable[[], Awaitable[Outcome]],
         fail: Callable[[BaseException], None],
         now: Callable[[], int],
+        holding: Mapping[str, Holding],
     ) -> None:
         self._now = now
+        self._holding = holding
         self._brakes = {agent.name: brakes for agent in agents if (brakes := Brakes.of(agent)) is not None}
         self._groups = groups(agents)
         self._topics = {topic.name: (i, topic) for i, (_, topics) in enumerate(self._groups) for topic in topics}
@@ -90,6 +96,8 @@ class Assignment:
         #: Set by each checkpoint when it is over.
         self.checkpointed = asyncio.Event()
         self.ever_assigned = asyncio.Event()
+        #: Looks after what keeps commits back.
+        self.watch = Watch(self._with_tasks, metrics, asyncio.get_running_loop().time)
 
     # -- events -------------------------------------------------------------------------------
 
@@ -132,11 +140,22 @@ class Assignment:
             if task.state is not None and not task.state.closed:
                 rows.update(((table.name, task.partition), task.state.store.count(table.name)) for table in task.tables)
         self._metrics.keep("table_rows", ("table", "partition"), rows)
+        self.watch.report()
+        report_pools(self._metrics, self.tasks.values(), self._brakes)
+        self._metrics.keep(
+            "skipped_again",
+            ("topic", "partition"),
+            {tp: source.ledger.skipped for tp, source in self.sources.items() if source.ledger.skipped},
+        )
 
     @property
     def backlog(self) -> int:
         """Events taken from the broker and not completed."""
         return sum(source.ledger.unfinished for source in self.sources.values())
+
+    def _with_tasks(self) -> dict[TopicPartition, tuple[SourcePartition, Task]]:
+        found = ((tp, source, self.tasks.get(self._task_id(tp))) for tp, source in self.sources.items())
+        return {tp: (source, task) for tp, source, task in found if task is not None}
 
     def _task_id(self, tp: TopicPartition) -> TaskId:
         return self._topics[tp.topic][0], tp.partition
@@ -172,7 +191,9 @@ class Assignment:
                     progress=self.progress.set,
                     ask_commit=self.ask_commit,
                     now=self._now,
+                    dirty=self.dirty.set,
                     brakes=self._brakes,
+                    holding=self._holding,
                 )
                 made.append(task)
             source = SourcePartition(
@@ -419,10 +440,12 @@ class Assignment:
 def _readers(topic: Topic[Any, Any], agents: Iterable[Agent]) -> list[str]:
     """Return the names of the agents that read a topic."""
     names = [agent.name for agent in agents if topic in agent.topics]
-    if len(names) > MAX_READERS:
+    concurrent = sum(not agent.serial for agent in agents if topic in agent.topics)
+    if len(names) > MAX_READERS or not most_in_flight(len(names), concurrent):
         raise ConfigurationError(
-            f"topic {topic.name!r} is read by {len(names)} agents, and a commit has room for the progress of "
-            f"{MAX_READERS}: let one agent send its events on to a topic that some of the others read"
+            f"topic {topic.name!r} is read by {len(names)} agents, {concurrent} of them concurrent, and a commit has "
+            f"no room for the progress of so many; of serial ones for {MAX_READERS}: let one agent send its events on "
+            "to a topic that some of the others read"
         )
     return names
 

@@ -158,8 +158,10 @@ class Checkpointer:
             if not done.done():
                 done.set_result(None)
         # What was finished while the commit was under way has nobody else to say so.
-        if assignment.backlog or any(
-            not source.ledger.is_clean(source.ledger.snapshot()) for source in assignment.sources.values()
+        if (
+            assignment.backlog
+            or any(not source.ledger.is_clean(source.ledger.snapshot()) for source in assignment.sources.values())
+            or any(state.dirty_bytes for state in assignment.states())
         ):
             assignment.dirty.set()
         self._metrics.latency("commit_seconds").observe(asyncio.get_running_loop().time() - started)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentic.agent import Agent
+from agentic.brokers.base import TopicPartition
 from agentic.core.breaker import Circuit
 from agentic.core.clock import Clock
 from agentic.core.rate import TokenBucket
@@ -16,9 +17,11 @@ from agentic.errors import AgentFailed, AgenticError
 from agentic.metrics import Metrics
 from agentic.runtime.answers import Answers
 from agentic.runtime.gate import Gate
+from agentic.runtime.holding import Holding
 from agentic.runtime.instance import Instance
 from agentic.runtime.outbox import Outbox
 from agentic.runtime.tables import TableView
+from agentic.runtime.watch import Hindrance
 from agentic.settings import Settings
 from agentic.stream import Event
 from agentic.table import Table
@@ -64,8 +67,10 @@ class Place:
         fail: stops the worker.
         drained: told when a crew has run out of events, or has room for more.
         now: the wall clock, in ms.
+        dirty: told when there is something to commit that no record has brought.
         brakes: by the name of the agent.
         shared: the tables that more than one of the agents uses.
+        holding: by the name of the agent, what a test lets its events wait for when they are done.
         timed: does anything in the task go by its clock?
         clock: the task's stream time, held back by what is in flight.
     """
@@ -81,8 +86,10 @@ class Place:
     fail: Callable[[BaseException], None]
     drained: Callable[[Crew], None]
     now: Callable[[], int]
+    dirty: Callable[[], None]
     brakes: Mapping[str, Brakes] = field(default_factory=dict)
     shared: frozenset[Table[Any, Any]] = frozenset()
+    holding: Mapping[str, Holding] = field(default_factory=dict)
     timed: bool = False
     clock: Clock = field(default_factory=Clock)
 
@@ -160,6 +167,10 @@ class Crew(ABC):
     @abstractmethod
     def views(self) -> Iterable[Table[Any, Any]]:
         """The tables that have been looked at, or can be."""
+
+    @abstractmethod
+    def hindrance(self, tp: TopicPartition, offset: int) -> Hindrance | None:
+        """Return where the event at an offset is; None where it is not at work."""
 
     @property
     def lasting(self) -> list[asyncio.Task[None]]:

@@ -91,6 +91,8 @@ class Lane(Instance[T]):
     async def __anext__(self) -> T:
         pool = self._pool
         if self.stations:
+            if pool.place.holding:
+                await pool.held(self)
             pool.complete(self)
             self._in_turn += 1
             if self._in_turn >= TURN:

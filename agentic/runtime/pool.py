@@ -22,6 +22,7 @@ from math import inf
 from typing import Any
 
 from agentic.agent import Agent
+from agentic.brokers.base import TopicPartition
 from agentic.core.adaptive import Adaptive
 from agentic.core.ledger import MAX_SPAN
 from agentic.core.retry import Verdict, judge
@@ -36,6 +37,7 @@ from agentic.runtime.lane import JOINED, NOTHING, Lane, Notes, Putting
 from agentic.runtime.letters import Policy
 from agentic.runtime.tables import OwnRows
 from agentic.runtime.threads import ThreadLane
+from agentic.runtime.watch import Hindrance
 from agentic.stream import Event
 from agentic.table import Table
 
@@ -200,6 +202,15 @@ class Pool(Crew):
     @property
     def views(self) -> Iterable[Table[Any, Any]]:
         return self.agent.tables
+
+    def hindrance(self, tp: TopicPartition, offset: int) -> Hindrance | None:
+        for station in self.stations:
+            event = station.event
+            plain = event.origin.__class__ is not Parked and event.origin.__class__ is not Descent
+            if plain and (event.topic, event.partition, event.offset) == (*tp, offset):
+                failure = "" if station.failure is None else words(station.failure)
+                return Hindrance(self.agent.name, event.key, station.state.value, max(1, station.attempt), failure)
+        return None
 
     # -- lanes --------------------------------------------------------------------------------
 
@@ -523,6 +534,12 @@ class Pool(Crew):
 
     # -- an event is done ---------------------------------------------------------------------
 
+    async def held(self, lane: Lane[Any]) -> None:
+        """Return when a test lets what the lane has done be complete; at once where none holds it."""
+        holding = self.place.holding.get(self.agent.name)
+        if holding is not None and lane.stations:
+            await holding.wait(lane.current())
+
     def complete(self, lane: Lane[Any]) -> None:
         """The agent asks for its next event: the ones it has are done.
 
@@ -619,6 +636,8 @@ class Pool(Crew):
         successor = self.stations.retire(station)
         if self.deferrals is None:
             return
+        if station.event.origin.__class__ is Parked:
+            self.place.dirty()
         key = station.event.raw_key
         if key is None:
             return
@@ -820,6 +839,7 @@ class Pool(Crew):
         assert self.deferrals is not None, "asked before"
         log.info("put off for %g s: %r%s", putting.after, station.event, putting.reason and f": {putting.reason}")
         self.deferrals.put(station.event, putting, station.failures, self.place.now())
+        self.place.dirty()
         self.place.metrics.counter("deferred", agent=self.agent.name).add()
 
     def _park(self, event: Event) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from agentic.agent import Agent
+from agentic.brokers.base import TopicPartition
 from agentic.core.retry import Verdict, judge
 from agentic.errors import AgentFailed, words
 from agentic.runtime.crew import Crew, Place, at
@@ -15,6 +16,7 @@ from agentic.runtime.gate import Gate
 from agentic.runtime.instance import ApplyFailed, Outdated
 from agentic.runtime.letters import Policy
 from agentic.runtime.slot import Slot, WatchingSlot
+from agentic.runtime.watch import Hindrance
 from agentic.stream import Event
 from agentic.table import Table
 
@@ -86,6 +88,12 @@ class Solo(Crew):
     @property
     def views(self) -> Iterable[Table[Any, Any]]:
         return self.slot.views
+
+    def hindrance(self, tp: TopicPartition, offset: int) -> Hindrance | None:
+        for event in self.slot.current():
+            if (event.topic, event.partition, event.offset) == (*tp, offset):
+                return Hindrance(self.agent.name, event.key, "executing", 1)
+        return None
 
     async def _work(self) -> None:
         """Run the agent's instance, again after each event that the policy gives up."""

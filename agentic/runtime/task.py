@@ -16,9 +16,12 @@ from agentic.agent import Agent
 from agentic.brokers.base import TopicPartition
 from agentic.core.choice import Head, Wait, choose
 from agentic.core.clock import NEVER, Clock
+from agentic.core.ledger import MAX_UNFINISHED
+from agentic.core.readers import most_in_flight
 from agentic.metrics import Metrics
 from agentic.runtime.crew import Brakes, Crew, Place, Views
 from agentic.runtime.gate import Descent, Gate
+from agentic.runtime.holding import Holding
 from agentic.runtime.instance import Children, Instance
 from agentic.runtime.outbox import Outbox
 from agentic.runtime.partition import SourcePartition
@@ -26,6 +29,7 @@ from agentic.runtime.pool import Pool
 from agentic.runtime.solo import Solo
 from agentic.runtime.state import TaskState
 from agentic.runtime.stores import Stores
+from agentic.runtime.watch import Hindrance
 from agentic.settings import Settings
 from agentic.stream import Event, Origin
 from agentic.table import Table
@@ -45,7 +49,9 @@ class Task:
         progress: called whenever events have been completed.
         ask_commit: asks for a checkpoint; returns a future that is done with it.
         now: the wall clock, in ms.
+        dirty: called when there is something to commit that no record has brought.
         brakes: what holds agents back in all tasks of the worker together, by their names.
+        holding: what a test lets events wait for, likewise.
     """
 
     def __init__(
@@ -63,7 +69,9 @@ class Task:
         progress: Callable[[], None],
         ask_commit: Callable[[], asyncio.Future[None]],
         now: Callable[[], int],
+        dirty: Callable[[], None],
         brakes: Mapping[str, Brakes],
+        holding: Mapping[str, Holding],
     ) -> None:
         self.name = name
         self.partition = partition
@@ -100,11 +108,15 @@ class Task:
             fail=fail,
             drained=self.drained,
             now=now,
+            dirty=dirty,
             brakes=brakes,
+            holding=holding,
             shared=self._shared,
             timed=any(agent.deferred is not None for agent in agents) or any(table.ttl for table in self.tables),
         )
-        self.crews: list[Crew] = [Solo(agent, place) if agent.serial else Pool(agent, place) for agent in agents]
+        self.crews: list[Crew] = [
+            Solo(agent, place) if agent.serial else Pool(agent, place, _most(agent, agents)) for agent in agents
+        ]
         self._readers: dict[str, list[Crew]] = {}
         for crew in self.crews:
             for topic in crew.agent.inputs:
@@ -165,6 +177,23 @@ class Task:
     def _look_again(self) -> None:
         for crew in self.crews:
             crew.wake()
+
+    def hindrance(self, tp: TopicPartition) -> Hindrance | None:
+        """Return the event that a source's commit position waits for; None where there is none."""
+        source = self.sources.get(tp)
+        offset = None if source is None else source.ledger.base
+        if source is None or offset is None:
+            return None
+        crews = [
+            crew
+            for crew in self._readers[tp.topic]
+            if (ledger := source.ledger_of(crew.agent.name)) is not None and ledger.awaits(offset)
+        ]
+        for crew in (*crews, *(other for other in self.crews if other.agent.watched)):
+            hindrance = crew.hindrance(tp, offset)
+            if hindrance is not None:
+                return hindrance
+        return Hindrance(crews[0].agent.name, None, "waiting") if crews else None
 
     @property
     def clock(self) -> Clock:
@@ -359,3 +388,12 @@ class Task:
 
 #: Seconds that a cancelled agent has to end; one that swallows its cancellation must not hold up a rebalance.
 CANCEL_TIMEOUT = 2.0
+
+
+def _most(agent: Agent, agents: Sequence[Agent]) -> int:
+    """Return how many events a concurrent agent may have unfinished, of each partition that it reads."""
+    most = []
+    for topic in agent.topics:
+        readers = [other for other in agents if topic in other.topics]
+        most.append(most_in_flight(len(readers), sum(not other.serial for other in readers)))
+    return max(1, min(most, default=MAX_UNFINISHED))

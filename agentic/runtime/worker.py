@@ -16,6 +16,7 @@ from agentic.runtime.asking import Asker
 from agentic.runtime.assignment import Assignment
 from agentic.runtime.checkpoint import Checkpointer, Outcome
 from agentic.runtime.globals import Globals
+from agentic.runtime.holding import Holding
 from agentic.runtime.identity import Slotfile
 from agentic.runtime.outbox import AGAIN, AppOutlet, Outbox, wall_ms
 from agentic.runtime.purge import Purge, purgeable
@@ -56,6 +57,7 @@ class Worker(Part):
         now: the wall clock, in milliseconds.
         reporters: run beside the agents, and are cancelled at the end.
         transactional_id: for exactly once; by default one that a restart of this worker has again.
+        holding: what a test lets the events of an agent wait for, by its name.
         stores: where tables are kept; by default in the state directory, for ``memory://`` in memory.
 
     Attributes:
@@ -72,6 +74,7 @@ class Worker(Part):
         reporters: Sequence[Reporter] = (),
         transactional_id: str | None = None,
         stores: Stores | None = None,
+        holding: Mapping[str, Holding] | None = None,
     ) -> None:
         super().__init__(self._note_failure)
         app.check()
@@ -88,6 +91,7 @@ class Worker(Part):
         self._globals: Globals | None = None
         self._recovery: Recovery | None = None
         self._given_id = transactional_id
+        self._holding = holding if holding is not None else {}
         self._stores = stores or stores_for(app.settings)
         self._slotfile: Slotfile | None = None
 
@@ -114,6 +118,8 @@ class Worker(Part):
         if app.processors():
             await self._start_agents(outbox, counts)
         tasks = [(f"task {getattr(fn, '__name__', 'anonymous')!r}", fn) for fn in app.tasks]
+        if self.assignment is not None:
+            tasks.append(("watch", self.assignment.watch.run))
         await self.add_runtime_dependency(TasksService(tasks, outlet, self.fail, TASK_TIMEOUT))
 
     async def _at_start(self, ask: Callable[[], Awaitable[T]]) -> T:
@@ -157,6 +163,7 @@ class Worker(Part):
             checkpoint=self._checkpoint_only,
             fail=self.fail,
             now=self._now,
+            holding=self._holding,
         )
         interval, timeout = settings.commit_interval.total_seconds(), settings.stop_timeout.total_seconds()
         await self.add_runtime_dependency(StateService(recovery, self.assignment, self.fail))

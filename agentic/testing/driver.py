@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, TypeVar
 
+from agentic.agent import Agent
 from agentic.app import App
 from agentic.brokers.base import Headers, TopicPartition
 from agentic.brokers.memory import MemoryBroker
@@ -19,9 +20,10 @@ from agentic.core.times import seconds, timestamp_ms
 from agentic.errors import AgenticError, ConfigurationError
 from agentic.metrics import Counter
 from agentic.runtime.assignment import Assignment
+from agentic.runtime.holding import Holding
 from agentic.runtime.stores import MemoryStores
 from agentic.runtime.worker import Worker
-from agentic.stream import HeadersLike, current_outlet
+from agentic.stream import Event, HeadersLike, current_outlet
 from agentic.table import GlobalTable, Table
 from agentic.testing.loop import Stuck, VirtualLoop
 from agentic.topic import Topic
@@ -30,6 +32,8 @@ T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
 
+#: Stands for "whatever it is", where None is a key and a value.
+ANY: Any = object()
 #: Virtual seconds beyond the app's ``stop_timeout`` that its stop may take: each part has some of its own.
 STOP_GRACE = 120.0
 
@@ -81,6 +85,7 @@ class TestDriver:
         self._keeper = MemoryBroker(self._name, {})
         self._read: dict[TopicPartition, int] = {}
         self._dropped: dict[str, int] = {}
+        self._holding: dict[str, Holding] = {}
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -152,7 +157,14 @@ class TestDriver:
         self._settle()
 
     async def _make_worker(self, broker: MemoryBroker) -> Worker:
-        return Worker(self.app, broker=broker, now=self._now, transactional_id="driver", stores=MemoryStores())
+        return Worker(
+            self.app,
+            broker=broker,
+            now=self._now,
+            transactional_id="driver",
+            stores=MemoryStores(),
+            holding=self._holding,
+        )
 
     def _stop(self) -> BaseException | None:
         """Stop the worker; return why it failed, the stop included."""
@@ -251,6 +263,59 @@ class TestDriver:
         finally:
             if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
                 coroutine.close()
+
+    def hold(self, agent: Agent) -> None:
+        """From now on, let events that a concurrent agent is done with wait until `complete` or `release`.
+
+        So a test says in which order events are done, whatever they await.
+
+        Raises:
+            ConfigurationError: the agent works on one event after the other.
+        """
+        if agent.serial:
+            raise ConfigurationError(
+                f"agent {agent.name!r} works on one event after the other, and they are done in that order: "
+                "there is nothing to hold; declare concurrency="
+            )
+        self._holding.setdefault(agent.name, Holding())
+
+    def held(self, agent: Agent) -> list[Event]:
+        """Return the events that wait since `hold`, in the order in which the agent was done with them."""
+        return self._held(agent).events
+
+    def complete(self, agent: Agent, *, key: Any = ANY, value: Any = ANY) -> None:
+        """Let events that wait since `hold` be complete, and run.
+
+        Args:
+            key, value: those of this key or value alone; by default all.
+
+        Raises:
+            LookupError: there is none.
+            AgenticError: what stopped the worker.
+        """
+        holding = self._held(agent)
+        with self._running():
+            found = holding.let_go(
+                lambda event: (key is ANY or event.key == key) and (value is ANY or event.value == value)
+            )
+            if not found:
+                waiting = ", ".join(map(repr, holding.events)) or "none"
+                raise LookupError(f"agent {agent.name!r}: no such event is held; there are: {waiting}")
+            self._settle()
+
+    def release(self, agent: Agent) -> None:
+        """Hold no events of an agent any more; let those that wait be complete, and run."""
+        holding = self._held(agent)
+        with self._running():
+            del self._holding[agent.name]
+            holding.let_go(lambda event: True)
+            self._settle()
+
+    def _held(self, agent: Agent) -> Holding:
+        try:
+            return self._holding[agent.name]
+        except KeyError:
+            raise LookupError(f"agent {agent.name!r}: nothing is held; call driver.hold({agent.name}) first") from None
 
     def crash(self) -> None:
         """Lose all that was not committed, as a killed process does, and start again."""
