@@ -126,8 +126,10 @@ def asked_agent(event: Event) -> str | None:
     """Return the name of the agent that an event is a request to; None for one that is none."""
     if event.raw_headers is None:
         return None
-    name = next((value for name, value in event.headers if name == ASK), None)
-    return None if name is None else name.decode("utf-8", "replace")
+    for name, value in event.headers:
+        if name == ASK:
+            return value.decode("utf-8", "replace")
+    return None
 
 
 def request_of(event: Event, agent: str) -> Request | None:
