@@ -268,7 +268,7 @@ class Stations(Generic[E]):
     def finish(self, station: Station[E], token: int) -> bool:
         """An attempt is over: the station is DONE. False, and nothing, for a stale token."""
         if station.attempt != token or station.state is not _EXECUTING:
-            return station.attempt == token and self.give_up(station)
+            return False
         del self.executing[station]
         station.state = _DONE
         return True
