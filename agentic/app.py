@@ -371,8 +371,8 @@ class App:
         """Return an async context manager in which agents can be asked and topics sent to, without a worker.
 
         For scripts, web handlers, notebooks: ``async with app.client() as client``. It connects on entry,
-        which takes a while: open one and keep it, rather than one for each request. Within it, `Agent.ask`,
-        `Agent.cast` and `Topic.send` work as well.
+        which takes a while: open one and keep it, rather than one for each request. It belongs to the loop that
+        it was opened on. Within it, `Agent.ask`, `Agent.cast` and `Topic.send` work as well.
 
         Raises:
             BrokerUnavailable: not reached within the app's ``start_timeout``.

@@ -24,6 +24,7 @@ otherwise have the worker write anywhere. The headers of an answer:
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
@@ -222,7 +223,8 @@ async def ask(
                 f"agent {name!r} asks itself, and works on one event after the other: the answer would wait for who "
                 "waits for it; call a function that both use, or declare concurrency="
             )
-        timestamp = outlet.event.timestamp
+        with suppress(LookupError):  # it asks before its loop, or after
+            timestamp = outlet.event.timestamp
     if asker is None:
         raise RuntimeError(
             f"agent {name!r}: ask() needs a running worker of app {topic.home.app!r}, or a client: "

@@ -104,9 +104,10 @@ def test_an_agent_that_yields_nothing_for_a_request_has_no_answer() -> None:
         assert driver.run(work.ask_all(["yield"])) == []
 
 
+@pytest.mark.parametrize("delivery", DELIVERIES)
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_a_request_that_a_filter_refuses_has_no_answer(way: dict[str, Any]) -> None:
-    app = App("shop")
+def test_a_request_that_a_filter_refuses_has_no_answer(delivery: str, way: dict[str, Any]) -> None:
+    app = App("shop", delivery=delivery)
     numbers = app.topic("numbers", value=int)
 
     @app.agent(numbers.filter(lambda n: n > 0), replies=True, **way)
@@ -352,6 +353,27 @@ def test_an_agent_asks_another_and_tells_a_third(delivery: str) -> None:
         # The time that the request has is its event's, so that nobody's stream time runs ahead of the input.
         assert timestamp == 5_000
         assert headers["trace"] == b"t1"
+
+
+def test_an_agent_may_ask_before_its_first_event() -> None:
+    app = App("shop")
+    numbers, factors = app.topic("numbers", value=int), app.topic("factors", value=str)
+    products = app.topic("products", value=int)
+
+    @app.agent(factors, replies=True)
+    async def factor(stream: Stream[str]) -> AsyncIterator[int]:
+        async for _ in stream:
+            yield 7
+
+    @app.agent(numbers, to=products)
+    async def multiply(stream: Stream[int]) -> AsyncIterator[int]:
+        by = await factor.ask("seven")
+        async for n in stream:
+            yield n * by
+
+    with TestDriver(app) as driver:
+        driver.send(numbers, 6)
+        assert [out.value for out in driver.outputs(products)] == [42]
 
 
 def test_telling_is_an_effect_of_the_event() -> None:
