@@ -22,6 +22,10 @@ T = TypeVar("T")
 HeadersLike = Mapping[str, bytes | str] | Sequence[tuple[str, bytes | str]]
 
 
+#: Characters of an event's value that a message quotes.
+LONGEST_SHOWN = 200
+
+
 class Origin(Protocol):
     """Where events come from: one partition of a topic, as the worker keeps it."""
 
@@ -92,7 +96,9 @@ class Event(msgspec.Struct, eq=False):
         return str(self.origin.idempotency_key(self))
 
     def __repr__(self) -> str:
-        return f"<Event {self.topic}-{self.partition}@{self.offset} key={self.key!r} value={self.value!r}>"
+        value = repr(self.value)
+        shown = value if len(value) <= LONGEST_SHOWN else value[:LONGEST_SHOWN] + "…"
+        return f"<Event {self.topic}-{self.partition}@{self.offset} key={self.key!r} value={shown}>"
 
 
 class _Same:

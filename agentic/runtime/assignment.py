@@ -261,11 +261,17 @@ class Assignment:
 
     async def quiet(self) -> None:
         """Return when no task has an event whose effects are out and whose children are not done; `go_on` ends that."""
-        waits = [asyncio.ensure_future(task.quiet()) for task in self.tasks.values() if task.gate is not None]
-        while waits:
+        warned = False
+        for task in self.tasks.values():
+            task.shut()
+        # What had begun before may be done, and have children, while those of another task are waited for.
+        while torn := [task for task in self.tasks.values() if task.torn and not task.ended]:
+            waits = [asyncio.ensure_future(task.quiet()) for task in torn]
             _, pending = await asyncio.wait(waits, timeout=QUIET_WARNING)
-            waits = list(pending)
-            if waits:
+            for wait in pending:
+                wait.cancel()
+            if pending and not warned:
+                warned = True
                 stuck = [task.name for task in self.tasks.values() if task.torn]
                 log.warning(
                     "the checkpoint waits for changes of tables that agents have not finished: %s", ", ".join(stuck)

@@ -28,11 +28,13 @@ class Gate:
 
     Attributes:
         closed: no event of a source may begin.
+        ended: nobody finishes the children that are left.
         children: how many are under way.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.closed = False
+        self.ended = False
         self.children = 0
         self._wake = wake
         self._none_left = asyncio.Event()
@@ -58,6 +60,7 @@ class Gate:
 
     def over(self) -> None:
         """The task has ended: nobody finishes what is under way."""
+        self.ended = True
         self._none_left.set()
 
     async def quiet(self) -> None:

@@ -166,7 +166,6 @@ class Instance(Stream[T]):
         self._letters = letters
         # So that completing the event is not the plain case, which looks at nothing.
         self._effects.append(letters[0])
-        self._metrics.counter("dropped", reason="rejected").add(len(letters))
         if self.answers is not None:
             letters += [reply for each in self.current() for reply in self.answers.failed(each, f"rejected: {reason}")]
 
@@ -306,10 +305,7 @@ class Instance(Stream[T]):
 
     def _complete(self, event: Event) -> None:
         """Apply the noted effects and retire the event, with those that were taken with it."""
-        if self._letters is not None:
-            letters = self._letters
-            self._forget()
-            self._effects += letters
+        rejected = self._turn_to_letters()
         if self.touched and self.shares_tables:
             if any(view.outdated() for view in self.views.values()):
                 raise Outdated(f"agent {self.agent.name!r}, {event!r}")
@@ -321,10 +317,12 @@ class Instance(Stream[T]):
                 send(*effect)
                 gone += 1
         except AgenticError as error:
-            if not gone:
+            if not gone and not rejected:
                 # Nothing of the event has left: it has failed like any other, and the policy applies.
                 raise
             raise ApplyFailed(f"agent {self.agent.name!r}, {event!r}: {error}") from error
+        if rejected:
+            self._count_rejected(1 + len(self._also))
         self.sent += len(self._effects)
         if self.answers is not None:
             self._answered(self.answers)
@@ -340,6 +338,19 @@ class Instance(Stream[T]):
             for other in self._also:
                 other.origin.retire(other.offset)
             self._also.clear()
+
+    def _turn_to_letters(self) -> bool:
+        """Where the current events were rejected, let their letters be their only effects; return whether they were."""
+        letters = self._letters
+        if letters is None:
+            return False
+        self._forget()
+        self._effects += letters
+        return True
+
+    def _count_rejected(self, events: int) -> None:
+        self._metrics.counter("dropped", reason="rejected").add(events)
+        self._metrics.counter("dead_letters", agent=self.agent.name).add(events)
 
     def _answered(self, answers: Answers) -> None:
         """The effects of the current events are out, and so are the answers to them."""

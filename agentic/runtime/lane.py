@@ -159,13 +159,12 @@ class Lane(Instance[T]):
 
     def detach(self) -> Notes:
         """Hand the notes of the current events over; they are applied by another instance."""
-        if self._letters is not None:
-            letters = self._letters
-            self._forget()
-            self._effects += letters
+        rejected = self._turn_to_letters()
+        if rejected:
+            self._count_rejected(len(self.stations))
         rows = [(view, dict(view.overlay)) for view in self.touched]
         read = [(view, dict(view.read)) for view in self.views.values() if view.read] if self.touched else []
-        notes = Notes(list(self._effects), rows, read)
+        notes = Notes(list(self._effects), rows, read, given_up=rejected)
         self._forget()
         return notes
 

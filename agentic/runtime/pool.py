@@ -526,8 +526,11 @@ class Pool(Crew):
             self._judge([station], error)
             return False
         if self.answers is not None:
-            for reply in self.answers.unanswered(event):
+            replies = self.answers.unanswered(event)
+            for reply in replies:
                 self.place.outbox.send(*reply)
+            if self.answers.pressing(replies):
+                self.place.ask_commit()
         event.origin.retire(event.offset)
         self._filtered.add()
         return False
@@ -886,7 +889,7 @@ class Pool(Crew):
         """End attempts that take too long."""
         if self._timeout is None:
             return
-        late = [station for station in self.stations.executing if now - station.started_at >= self._timeout]
+        late = [station for station in self.stations.executing if now >= station.started_at + self._timeout]
         for station in late:
             if station.state is State.EXECUTING and station.holder is not None:
                 self._expire(station, AttemptTimeout(f"not done within {self._timeout:g} s"))
@@ -903,7 +906,7 @@ class Pool(Crew):
             since = station.first_started_at
             if since is None:
                 continue
-            if now - since < limit:
+            if now < since + limit:
                 self._arm(since + limit)
                 continue
             if station.state is State.EXECUTING and station.holder is not None:

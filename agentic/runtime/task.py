@@ -307,11 +307,20 @@ class Task:
 
     # -- agents -------------------------------------------------------------------------------
 
-    async def quiet(self) -> None:
-        """Let no further event of a source begin; return when no child of one is under way."""
+    def shut(self) -> None:
+        """Let no further event of a source begin, where one may have children."""
         if self.gate is not None:
             self.gate.close()
+
+    async def quiet(self) -> None:
+        """Return when no child of an event is under way, or nobody is there to finish one."""
+        if self.gate is not None:
             await self.gate.quiet()
+
+    @property
+    def ended(self) -> bool:
+        """Is nobody there to finish children of events?"""
+        return self.gate is not None and self.gate.ended
 
     def go_on(self) -> None:
         """Events of sources may begin again."""

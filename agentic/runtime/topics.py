@@ -29,6 +29,10 @@ def needed(app: App, existing: Mapping[str, int]) -> dict[str, TopicSpec]:
     dead_letter = app.settings.dead_letter
     if dead_letter is not None and dead_letter not in specs:
         specs[dead_letter] = TopicSpec(dead_letter, app.settings.topic_partitions)
+    letters = (agent.execution.dead_letter for agent in app.agents.values())
+    for name in sorted({dead_letter or "", *(topic.name for topic in letters if topic is not None)} & set(specs)):
+        # A letter has the time of its event, which may be long ago: it must not be gone before anyone has seen it.
+        specs[name] = replace(specs[name], config={"retention.ms": "-1", **specs[name].config})
     return specs
 
 

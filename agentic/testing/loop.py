@@ -118,6 +118,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if next_timer is not None and next_timer <= self._left:
             self._left -= next_timer
             self._now += next_timer
+            scheduled: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
+            if scheduled:
+                # The sum of two floats may fall short of the timer's own time; what fires then is to find itself due.
+                self._now = max(self._now, scheduled[0].when())
         else:
             self._now += self._left
             self._left = 0.0
