@@ -182,7 +182,7 @@ class Execution:
             dead_letter=self.dead_letter,
             on_exhausted=self.on_exhausted,
             replies=self.replies,
-            deferral=None if self.deferral is False else self.deferral,
+            deferral=False if self.deferral is False else None,
         )
 
 
