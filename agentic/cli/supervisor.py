@@ -32,7 +32,7 @@ class Supervisor:
 
     Args:
         commands: the argument list of each process. It is handed a file descriptor by
-            ``--parent FD``, which closes when the parent dies.
+            ``--parent FD``, which closes when the parent dies, and its number by ``--number N``.
     """
 
     def __init__(self, commands: Sequence[Sequence[str]]) -> None:
@@ -67,6 +67,8 @@ class Supervisor:
                 *command,
                 "--parent",
                 str(parent),
+                "--number",
+                str(number),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[parent],
                 process_group=0,

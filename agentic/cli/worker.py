@@ -15,9 +15,10 @@ from agentic.cli.repair import repair
 @click.option("--processes", type=click.IntRange(min=1), default=1, metavar="N", help="Start and supervise N of them.")
 @click.option("--live", is_flag=True, help="Show a live table in place of summary lines; for one process only.")
 @click.option("--parent", type=int, hidden=True)
+@click.option("--number", type=int, hidden=True)
 @repair
 @click.pass_context
-def worker(ctx: click.Context, processes: int, live: bool, parent: int | None) -> None:
+def worker(ctx: click.Context, processes: int, live: bool, parent: int | None, number: int | None) -> None:
     """Run the app until a signal stops it.
 
     The first SIGTERM or SIGINT (Ctrl-C) lets the events that are under way finish and commits
@@ -25,7 +26,7 @@ def worker(ctx: click.Context, processes: int, live: bool, parent: int | None) -
     means that an agent, a task or the broker failed.
 
     With --processes N, a process that was killed is started again; one that fails by itself
-    stops them all.
+    stops them all. Each says in its log lines which it is.
     """
     choice = current()
     app = choice.app()
@@ -36,7 +37,10 @@ def worker(ctx: click.Context, processes: int, live: bool, parent: int | None) -
     from agentic.cli import reports, restoring
     from agentic.cli.supervisor import end_with_parent
     from agentic.runtime import run_worker
+    from agentic.runtime.logging import name_worker
 
+    if number is not None:
+        name_worker(number)
     if parent is not None:
         end_with_parent(parent, app.settings.stop_timeout.total_seconds())
     # Several processes would draw over each other.

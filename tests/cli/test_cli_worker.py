@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import os
 import re
 import signal
@@ -129,6 +130,35 @@ def test_several_processes_share_the_partitions_and_end_together(words: Shell, s
     assert parent.returncode == 0
     assert log.count("stopped") >= 2
     assert not any(alive(pid) for pid in children)
+
+
+def test_each_line_of_several_processes_says_whose_it_is(words: Shell, started: Start) -> None:
+    parent = started("-A", "app", "worker", "--processes", 2)
+    for _ in range(2):
+        until(parent, "worker [01]: worker of words ready")
+    parent.terminate()
+    _, log = parent.communicate()
+    for n in range(2):
+        assert f"worker {n}: stopping" in log
+    assert not [line for line in log.splitlines() if re.search(r"INFO {4}(?!worker [01]|stopping the workers)", line)]
+
+
+def test_lines_of_json_have_the_number_of_their_process(words: Shell, started: Start) -> None:
+    parent = started("-A", "app", "--log", "json", "worker", "--processes", 2)
+    assert parent.stderr is not None
+    ready = (
+        entry for entry in map(json.loads, parent.stderr) if entry["message"].endswith("ready on local://.agentic/log")
+    )
+    assert {next(ready)["worker"] for _ in range(2)} == {0, 1}
+    parent.terminate()
+    parent.communicate()
+
+
+def test_a_worker_alone_has_no_number(words: Shell, started: Start) -> None:
+    worker = started("-A", "app", "worker")
+    until(worker, "INFO +worker of words ready")
+    worker.terminate()
+    worker.communicate()
 
 
 def test_a_killed_process_is_started_again(words: Shell, started: Start) -> None:
