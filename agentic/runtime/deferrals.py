@@ -256,8 +256,8 @@ class Deferrals:
         if topic is None:
             raise StateMismatch(
                 f"agent {self._agent!r} of task {self._task}: it has put off an event of topic {row.topic!r}, and "
-                f"does not read that topic any more; let it read the topic until 'agentic tables show "
-                f"{self._agent}-deferred' shows no row, or give the row up by 'agentic reset'"
+                f"does not read that topic any more; let it read the topic until 'agentic deferred ls "
+                f"{self._agent}' shows none of it, or give all up by 'agentic reset'"
             )
         origin = Parked(self, number, row, topic)
         try:
