@@ -20,7 +20,7 @@ from agentic.brokers.base import Broker, Reader, TopicPartition, TopicSpec
 HERE = pathlib.Path(__file__).resolve().parent
 PARTITIONS = 4
 KEYS = 50
-#: Seconds after which a run has failed. Several times what it takes when all is well.
+#: Seconds after which a run has failed, unless a fleet says otherwise. Several times what it takes when all is well.
 PATIENCE = 240.0
 
 
@@ -46,6 +46,12 @@ class Fleet:
 
     #: The module that a worker runs.
     app = "numbers_app.py"
+    #: How many keys the numbers have.
+    keys = KEYS
+    #: By the ends of their names, the topics in which a number may come out.
+    outputs: tuple[str, ...] = ("out",)
+    #: Seconds after which a run has failed.
+    patience = PATIENCE
 
     def __init__(
         self,
@@ -66,7 +72,7 @@ class Fleet:
         self.killed = 0
         self.draw = random.Random(seed)
         self.account = Account()
-        self.reached: dict[int, int] = {}
+        self.reached: dict[TopicPartition, int] = {}
         self._directory = directory
         self._slots: list[subprocess.Popen[bytes] | None] = [None] * workers
         self._env = {
@@ -158,13 +164,14 @@ class Fleet:
             # The records carry old timestamps, which a retention of a week would take for long expired.
             keep = {"retention.ms": "-1"}
             await broker.create_topics(
-                [TopicSpec(f"{self.topic}-{end}", PARTITIONS, config=keep) for end in ("in", "out")] + self.topics()
+                [TopicSpec(f"{self.topic}-{end}", PARTITIONS, config=keep) for end in ("in", *self.outputs)]
+                + self.topics()
             )
-            reader = broker.reader({TopicPartition(f"{self.topic}-out", n): 0 for n in range(PARTITIONS)})
+            reader = broker.reader(dict.fromkeys(self._partitions(*self.outputs), 0))
             for slot in range(len(self._slots)):
                 self.start(slot)
             await self._append(broker, 0, self.count // self.kills)
-            deadline = time.monotonic() + PATIENCE
+            deadline = time.monotonic() + self.patience
             await self._fight(broker, reader, deadline, churn, interlude)
             while len(self.account.seen) < self.count:
                 await self._read(reader, deadline)
@@ -179,6 +186,9 @@ class Fleet:
             self.close()
             await broker.close()
         return self.account
+
+    def _partitions(self, *ends: str) -> list[TopicPartition]:
+        return [TopicPartition(f"{self.topic}-{end}", n) for end in ends for n in range(PARTITIONS)]
 
     async def _fight(
         self,
@@ -213,7 +223,7 @@ class Fleet:
     async def _append(self, broker: Broker, first: int, end: int) -> None:
         producer = broker.producer()
         for n in range(first, end):
-            producer.send(f"{self.topic}-in", b"key-%d" % (n % KEYS), b"%d" % n, 1_700_000_000_000 + n)
+            producer.send(f"{self.topic}-in", b"key-%d" % (n % self.keys), b"%d" % n, 1_700_000_000_000 + n)
             if n % 1_000 == 0:
                 await producer.ready()
         await producer.flush()
@@ -223,7 +233,7 @@ class Fleet:
         """How far everything has come, for who has to find out why something did not."""
         broker = brokers.connect(self.url)
         await broker.open(30)
-        tps = {end: [TopicPartition(f"{self.topic}-{end}", n) for n in range(PARTITIONS)] for end in ("in", "out")}
+        tps = {end: self._partitions(end) for end in ("in", *self.outputs)}
         lines = [f"group: {await broker.describe_group(self.topic)}", f"read so far: {self.reached}"]
         for end, partitions in tps.items():
             lines.append(f"{end} ends: {list((await broker.end_offsets(partitions)).values())}")
@@ -231,16 +241,16 @@ class Fleet:
         await broker.close()
         return "\n".join(lines)
 
-    def number(self, key: bytes | None, value: bytes) -> int:
-        """Return the number that a record of the output is about."""
+    def number(self, topic: str, key: bytes | None, value: bytes) -> int:
+        """Return the number that a record of an output is about."""
         return int(value)
 
     async def _read(self, reader: Reader, deadline: float) -> int:
         found = 0
         for batch in await reader.poll(0.2):
-            self.reached[batch.tp.partition] = batch.position
+            self.reached[batch.tp] = batch.position
             for key, value in zip(batch.keys, batch.values):
-                n = self.number(key, value or b"")
+                n = self.number(batch.tp.topic, key, value or b"")
                 self.account.seen[n] += 1
                 self.account.by_key.setdefault(key, []).append(n)
             found += len(batch)

@@ -46,6 +46,13 @@ class Scene:
         extra: further environment of the workers.
     """
 
+    #: The module that a worker runs.
+    module = "tables_app.py"
+    #: How many keys the numbers have.
+    keys = KEYS
+    #: By the ends of their names, the topics in which a number may come out.
+    outputs: tuple[str, ...] = ("out",)
+
     def __init__(self, url: str, directory: pathlib.Path, delivery: str, extra: dict[str, str] | None = None) -> None:
         self.app = f"scene-{os.urandom(4).hex()}"
         self.delivery = delivery
@@ -54,7 +61,7 @@ class Scene:
         self._directory = directory
         self._broker = brokers.connect(url)
         self._reader: Reader | None = None
-        self._reached = dict.fromkeys(self._topic("out"), 0)
+        self._reached = dict.fromkeys((tp for end in self.outputs for tp in self._topic(end)), 0)
         #: The workers, each with what was to happen to it.
         self._workers: dict[subprocess.Popen[bytes], str] = {}
         self._state_dirs: dict[pathlib.Path, None] = {}
@@ -78,7 +85,7 @@ class Scene:
         # The records carry old timestamps, which a retention of a week would take for long expired.
         keep = {"retention.ms": "-1"}
         await self._broker.create_topics(
-            [TopicSpec(f"{self.app}-{end}", PARTITIONS, config=keep) for end in ("in", "out")]
+            [TopicSpec(f"{self.app}-{end}", PARTITIONS, config=keep) for end in ("in", *self.outputs)]
         )
         self._reader = self._broker.reader(self._reached)
         return self
@@ -95,7 +102,7 @@ class Scene:
         """Append so many numbers to the input."""
         producer = self._broker.producer()
         for n in range(self.sent, self.sent + count):
-            key = table_account.key_of(n, KEYS).encode()
+            key = table_account.key_of(n, self.keys).encode()
             producer.send(f"{self.app}-in", key, b"%d" % n, 1_700_000_000_000 + n)
         await producer.flush()
         await producer.close()
@@ -110,6 +117,7 @@ class Scene:
         point: str | None = None,
         passes: int = 1,
         action: str = "SIGKILL",
+        extra: dict[str, str] | None = None,
     ) -> subprocess.Popen[bytes]:
         """Start a worker.
 
@@ -117,14 +125,15 @@ class Scene:
             state: names its state directory.
             point: one of `crash_points`, at whose n-th pass something happens.
             action: what: a signal's name, or "full" for a disk that has no more room.
+            extra: further environment of this worker.
         """
         directory = self._directory / state
         self._state_dirs[directory] = None
-        env = {**self._env, "AGENTIC_STATE_DIR": str(directory)}
+        env = {**self._env, "AGENTIC_STATE_DIR": str(directory), **(extra or {})}
         if point is not None:
             env |= {"CHAOS_POINT": point, "CHAOS_PASSES": str(passes), "CHAOS_ACTION": action}
         with open(self._directory / f"worker-{len(self._workers)}.log", "wb") as log:
-            worker = subprocess.Popen([sys.executable, str(HERE / "tables_app.py")], env=env, stdout=log, stderr=log)
+            worker = subprocess.Popen([sys.executable, str(HERE / self.module)], env=env, stdout=log, stderr=log)
         self._workers[worker] = f"worker {len(self._workers)}" + (f", {action} at {point}" if point else "")
         return worker
 
@@ -192,8 +201,12 @@ class Scene:
         for batch in await self._reader.poll(timeout):
             self._reached[batch.tp] = batch.position
             for value in batch.values:
-                n, times, total = json.loads(value or b"")
-                self.said.setdefault(n, []).append((times, total))
+                self.hear(batch.tp.topic, value or b"")
+
+    def hear(self, topic: str, value: bytes) -> None:
+        """Take down what a record of an output says."""
+        n, times, total = json.loads(value)
+        self.said.setdefault(n, []).append((times, total))
 
     async def all_out(self, *workers: subprocess.Popen[bytes]) -> None:
         """Return when each number that was sent has come out.
@@ -213,7 +226,7 @@ class Scene:
     async def _where(self) -> str:
         """How far everything has come, for who has to find out why something did not."""
         lines = [f"group: {await self._broker.describe_group(self.app)}", f"read so far: {self._reached}"]
-        for end in ("in", "out"):
+        for end in ("in", *self.outputs):
             tps = self._topic(end)
             lines.append(f"{end} ends: {list((await self._broker.end_offsets(tps)).values())}")
             lines.append(f"{end} with open: {list((await self._broker.end_offsets(tps, with_open=True)).values())}")

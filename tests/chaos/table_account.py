@@ -72,15 +72,16 @@ class Changelog:
 Changelogs = dict[TopicPartition, Changelog]
 
 
-async def read(broker: Broker, app: str, *, with_open: bool) -> Changelogs:
+async def read(broker: Broker, app: str, *, with_open: bool, names: Iterable[str] = TABLES) -> Changelogs:
     """Read the changelogs of an app's tables.
 
     Args:
+        names: of the tables.
         with_open: wait until each transaction that is open now has ended.
     """
     found: Changelogs = {}
     known = await broker.topics()
-    for topic in (f"{app}-{table}-changelog" for table in TABLES):
+    for topic in (f"{app}-{table}-changelog" for table in names):
         if topic in known:
             for n, (start, _) in (await broker.describe_topic(topic)).offsets.items():
                 found[TopicPartition(topic, n)] = Changelog(start)
@@ -106,14 +107,14 @@ async def read(broker: Broker, app: str, *, with_open: bool) -> Changelogs:
     return found
 
 
-def read_all(url: str, app: str) -> Changelogs:
+def read_all(url: str, app: str, names: Iterable[str] = TABLES) -> Changelogs:
     """Read the changelogs of an app that has stopped, whatever its workers have left open."""
 
     async def work() -> Changelogs:
         broker = brokers.connect(url)
         await broker.open(30)
         try:
-            return await read(broker, app, with_open=True)
+            return await read(broker, app, with_open=True, names=names)
         finally:
             await broker.close()
 

@@ -79,7 +79,7 @@ class TableFleet(Fleet):
                 shutil.rmtree(copy.directory)
                 self.forgotten += 1
 
-    def number(self, key: bytes | None, value: bytes) -> int:
+    def number(self, topic: str, key: bytes | None, value: bytes) -> int:
         n, times, total = json.loads(value)
         self.said.setdefault(n, []).append((times, total))
         return int(n)

@@ -1,0 +1,28 @@
+"""Workers with many calls in flight on the embedded log are killed at random; every record is accounted for."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+from async_fleet import AsyncFleet, verify
+from fleet import run
+
+pytestmark = pytest.mark.chaos
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_kills_with_much_in_flight_lose_nothing_and_begin_nothing_again_that_was_committed(
+    tmp_path: pathlib.Path, delivery: str
+) -> None:
+    fleet = AsyncFleet(f"local://{tmp_path / 'log'}", tmp_path, delivery=delivery, count=6_000, kills=14)
+    run(fleet)
+    replays = verify(fleet, delivery)
+    assert replays.repeated, "none was killed with work in hand"
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_members_that_join_and_leave_with_much_in_flight_lose_nothing(tmp_path: pathlib.Path, delivery: str) -> None:
+    fleet = AsyncFleet(f"local://{tmp_path / 'log'}", tmp_path, delivery=delivery, count=6_000, kills=5, seed=2)
+    run(fleet, churn=True)
+    verify(fleet, delivery)
