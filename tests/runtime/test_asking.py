@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentic import AgenticError, App, AskFailed, AskTimeout, NoAnswer, Reply, Retry, Stream
+from agentic import AgenticError, App, AskFailed, AskTimeout, BlockingStream, NoAnswer, Reply, Retry, Stream
 from agentic.asking import Answer, Request, answer_headers, read_answer, request_headers
+from agentic.brokers.embedded.broker import RECORD_LIMIT
 from agentic.core.retry import Retryable
 from agentic.errors import CodecError, ConfigurationError
 from agentic.testing import TestDriver
@@ -253,6 +254,25 @@ def test_what_is_yielded_goes_to_the_agents_topic_and_to_who_asks(way: dict[str,
         driver.send(numbers, 5, key="a")
         assert [(out.key, out.value, out.headers) for out in driver.outputs(doubles)] == [("b", 8, ()), ("b", 10, ())]
         assert len(answers(driver, app)) == 1
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_an_agent_in_threads_answers(delivery: str) -> None:
+    app = App("shop", delivery=delivery, on_error="skip")
+    numbers = app.topic("numbers", key=str, value=int)
+
+    @app.agent(numbers, replies=True, threads=True, concurrency=2)
+    def divide(stream: BlockingStream[int]) -> Iterator[float]:
+        for n in stream:
+            if n < 7:
+                yield 12 / n
+
+    with TestDriver(app) as driver:
+        assert driver.run(divide.ask(4, key="a")) == 3
+        with pytest.raises(AskFailed, match="ZeroDivisionError"):
+            driver.run(divide.ask(0, key="a"))
+        with pytest.raises(NoAnswer):
+            driver.run(divide.ask(7, key="a"))
 
 
 def test_all_who_asked_for_events_that_are_taken_together_get_the_answer_to_the_list() -> None:
@@ -530,6 +550,26 @@ def test_a_value_that_can_not_be_an_answer_is_the_agents_failure() -> None:
     cannot = "CodecError: agent 'odd' yielded what can't be an answer"
     with TestDriver(app) as driver, pytest.raises(AskFailed, match=cannot):
         driver.run(odd.ask(1))
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_an_answer_that_the_broker_refuses_leaves_nothing_of_its_event(delivery: str, way: dict[str, Any]) -> None:
+    app = App("shop", delivery=delivery, on_error="skip")
+    sizes, sink = app.topic("sizes", value=int), app.topic("sink", value=str)
+    small = app.topic("small", value=int)
+
+    @app.agent(sizes, to=sink, replies=True, **way)
+    async def grow(stream: Stream[int]) -> AsyncIterator[str]:
+        async for n in stream:
+            await small.send(n)
+            yield "x" * n
+
+    with TestDriver(app) as driver:
+        with pytest.raises(AskFailed, match="RecordTooLarge"):
+            driver.run(grow.ask(RECORD_LIMIT))
+        assert driver.run(grow.ask(3)) == "xxx"
+        assert [out.value for out in driver.outputs(small)] == [3]
 
 
 @given(
