@@ -9,13 +9,16 @@
 # enrich = 400_000
 # recovery = 1_000_000
 # latency = 2_000
+# async = 20_000
+# wide = 200_000
+# swift = 800_000
 # [tool.bench.cannot]
 # tumbling = "no windows yet"
 # hopping = "no windows yet"
-# async = "no concurrency within a partition yet"
 # ///
 """agentic with its defaults, run by the interpreter that runs the harness."""
 
+import asyncio
 import os
 import pathlib
 import sys
@@ -42,6 +45,18 @@ if WORKLOAD in ("map", "latency"):
     @app.agent(source, to=output)
     async def double(stream):
         async for value in stream:
+            value["ms"] *= 2
+            yield value
+
+elif WORKLOAD in ("async", "wide", "swift"):
+    # In each of four partitions: 100 at once in all, 1,000, and 256 of calls that return at once.
+    AT_ONCE = {"async": 25, "wide": 250, "swift": 64}[WORKLOAD]
+
+    @app.agent(source, to=output, concurrency=AT_ONCE)
+    async def call(stream):
+        async for value in stream:
+            if WORKLOAD != "swift":
+                await asyncio.sleep(0.05)
             value["ms"] *= 2
             yield value
 
