@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
 from agentic.agent import Agent
 from agentic.brokers.base import Broker, TopicSpec
-from agentic.errors import CoPartitionError, StateMismatch, TopicExists
+from agentic.core import versioned
+from agentic.errors import CoPartitionError, RecordTooLarge, StateMismatch, TopicExists, many
 from agentic.runtime.groups import groups
+from agentic.runtime.state import TaskState
 from agentic.table import Table
 from agentic.topic import Topic
 
@@ -90,6 +92,27 @@ async def mismatches(
                 f"changelog {name!r} is not compacted, and would lose rows of table {table.name!r} to retention; "
                 "set its cleanup.policy to compact, or let 'agentic reset' delete it"
             )
+
+
+def row_too_large(states: Iterable[TaskState], error: RecordTooLarge) -> RecordTooLarge:
+    """Return the error of a checkpoint with the table and the key it is about; the same where it is about none.
+
+    What the broker refuses it names by the topic; of all rows that went there the largest is too large.
+    """
+    for state in states:
+        for table in state.buffers:
+            topic = table.changelog_topic
+            if topic is None or repr(topic) not in str(error) or (row := state.largest(topic)) is None:
+                continue
+            _, key, value = row
+            shown = f"table {table.name!r}, key {state.layout(table).keys.decode(key)!r:.200}: "
+            if table.versioned is None:
+                return RecordTooLarge(f"{shown}its row of {len(value):,} bytes is too large for a record: {error}")
+            return RecordTooLarge(
+                f"{shown}its {many(len(versioned.decode(value).timestamps), 'version')} take {len(value):,} bytes, and "
+                f"are one record of the changelog: shorten versioned=, or write this key less often: {error}"
+            )
+    return error
 
 
 async def ensure(agents: Sequence[Agent], counts: Mapping[str, int], broker: Broker) -> None:

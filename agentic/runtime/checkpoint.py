@@ -29,8 +29,16 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from agentic.brokers.base import Broker, Consumer, Position, TopicPartition
-from agentic.errors import AgenticError, BrokerError, BrokerUnavailable, NotOwner, TransactionAborted
+from agentic.errors import (
+    AgenticError,
+    BrokerError,
+    BrokerUnavailable,
+    NotOwner,
+    RecordTooLarge,
+    TransactionAborted,
+)
 from agentic.metrics import Metrics
+from agentic.runtime.changelogs import row_too_large
 from agentic.runtime.outbox import Outbox
 from agentic.runtime.state import TaskState
 
@@ -143,6 +151,9 @@ class Checkpointer:
             self._report_away(error)
             assignment.ask_again(asked)
             return Outcome.LATER
+        except RecordTooLarge as error:
+            self._broken = row_too_large(states, error)
+            raise self._broken from error
         except AgenticError as error:
             self._broken = error
             raise

@@ -203,6 +203,17 @@ class TaskState:
             if encoded and table.source is None and (topic := table.changelog_topic) is not None
         ]
 
+    def largest(self, topic: str) -> tuple[Table[Any, Any], bytes, bytes] | None:
+        """Return the largest row that the checkpoint writes to a changelog: table, key and value as they are stored."""
+        rows = [
+            (table, key, value)
+            for table, encoded in self._encoded.items()
+            if table.source is None and table.changelog_topic == topic
+            for key, value, _ in encoded
+            if value is not None
+        ]
+        return max(rows, key=lambda row: len(row[1]) + len(row[2]), default=None)
+
     async def write(self, ends: Mapping[TopicPartition, int]) -> None:
         """The checkpoint is committed: bring it to the store.
 

@@ -18,7 +18,7 @@ from typing import Any
 from agentic.agent import feeder
 from agentic.brokers.base import Batch, Broker, Position, TopicPartition
 from agentic.core.ledger import OffsetLedger
-from agentic.errors import StateMismatch
+from agentic.errors import StateMismatch, many
 from agentic.runtime.state import WRITTEN, TaskState, number
 from agentic.table import Table
 
@@ -52,6 +52,7 @@ async def changelogs(
 
     Raises:
         BrokerUnavailable: try again.
+        StateMismatch: a changelog has no partition of this number.
     """
     found = []
     own = {
@@ -59,10 +60,17 @@ async def changelogs(
         for table in tables
         if table.source is None and (topic := table.changelog_topic) is not None
     }
+    infos = {table: await broker.describe_topic(tp.topic) for table, tp in own.items()}
+    for table, info in infos.items():
+        if partition not in info.offsets:
+            raise StateMismatch(
+                f"changelog {info.name!r} has {many(info.partitions, 'partition')}, and table {table.name!r} is used in "
+                f"task {partition}: the topics that its agents read have been given more partitions, and their keys go "
+                "to others than those that have their rows; 'agentic reset' begins anew with empty tables"
+            )
     ends = await broker.end_offsets(own.values(), with_open=True) if own else {}
     for table, tp in own.items():
-        info = await broker.describe_topic(tp.topic)
-        found.append(Changelog(table, tp, info.offsets[partition][0], ends[tp], info.id))
+        found.append(Changelog(table, tp, infos[table].offsets[partition][0], ends[tp], infos[table].id))
     for table in tables:
         if table.source is not None:
             tp = TopicPartition(table.source.name, partition)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from agentic import App, Stream
-from agentic.brokers.base import Batch, TopicPartition
+from agentic.brokers.base import Batch, TopicPartition, TopicSpec
+from agentic.brokers.memory import MemoryBroker
 from agentic.errors import StateMismatch
 from agentic.runtime import tails
 from agentic.runtime.state import WRITTEN, TaskState, as_mark, number
@@ -64,6 +65,24 @@ def lacking(start: int, end: int, *, at: int, age: int = 0, log: str = "this") -
         return found, store.count("table")
 
     return asyncio.run(scenario())
+
+
+def test_a_task_without_a_partition_of_its_changelog_says_what_has_happened() -> None:
+    """The topic it reads was given more partitions while the app ran."""
+
+    async def scenario() -> None:
+        table: Table[str, int] = App("app").table("table", key=str, value=int)
+        broker = MemoryBroker()
+        await broker.create_topics([TopicSpec("app-table-changelog", 3, compacted=True)])
+
+        async def committed(tps: Any) -> dict[TopicPartition, None]:
+            return dict.fromkeys(tps)
+
+        assert len(await tails.changelogs(broker, [table], 2, committed)) == 1
+        with pytest.raises(StateMismatch, match="has 3 partitions, and table 'table' is used in task 3: the topics"):
+            await tails.changelogs(broker, [table], 3, committed)
+
+    asyncio.run(scenario())
 
 
 def test_a_store_that_is_behind_needs_the_tail() -> None:
