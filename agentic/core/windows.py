@@ -1,0 +1,199 @@
+"""Windows over a table's keys: what an event changes in them, as values.
+
+An operator keeps, for each key, windows with a value each. An event at time `t` is put into
+the windows of its key that contain it and are not *closed*; what closes them is the operator's
+stream time `T`, less its grace. The rules are Kafka Streams', less its faults: spec, B.
+
+Times are integers, milliseconds since the epoch. How windows are stored is the caller's: an
+operator sees them through `Rows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+
+class Row(NamedTuple):
+    """A window of a key as it is stored.
+
+    Attributes:
+        end: of time windows the first time that is not in it; of sliding and session windows the last that is.
+        value: the aggregate; never None.
+        timestamp: the greatest timestamp of an event in it.
+    """
+
+    start: int
+    end: int
+    value: Any
+    timestamp: int
+
+
+class Rows(Protocol):
+    """The windows of one operator. A key is the bytes that it is stored by."""
+
+    def get(self, key: bytes, start: int, end: int) -> Row | None:
+        """Return the window of a key with these bounds."""
+
+    def starting(self, key: bytes, earliest: int, latest: int) -> Sequence[Row]:
+        """Return the windows of a key that start between two times, both included, by their starts."""
+
+    def ending(self, key: bytes, earliest: int, latest_start: int) -> Sequence[Row]:
+        """Return the windows of a key that end at `earliest` or later and start at `latest_start` or earlier.
+
+        By their ends, then by their starts.
+        """
+
+    def put(self, key: bytes, row: Row) -> None:
+        """Write a window in place of the one with its bounds."""
+
+    def remove(self, key: bytes, start: int, end: int) -> None:
+        """Remove a window, if it is there."""
+
+
+class Update(NamedTuple):
+    """A window that an event has changed.
+
+    Attributes:
+        value: the aggregate by now; None: the window is gone.
+        old: what it was before; None where there was none (spec, deviation 6).
+        timestamp: the result's own.
+    """
+
+    start: int
+    end: int
+    value: Any
+    old: Any
+    timestamp: int
+
+
+class Refused(NamedTuple):
+    """A window that was closed when the event came; of an event that is late as a whole, the one it would be in."""
+
+    start: int
+    end: int
+
+
+class Change(NamedTuple):
+    """What an event did.
+
+    Attributes:
+        updates: in the order in which they are to go on.
+        refused: the windows that it came too late for.
+        finals: may finals be emitted because of it? Kafka's early sliding path emits none.
+    """
+
+    updates: Sequence[Update]
+    refused: Sequence[Refused]
+    finals: bool = True
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """How the values of a window become one.
+
+    Attributes:
+        initial: makes the aggregate of no events.
+        add: makes the next aggregate of the last one and a value; None erases the window.
+        merge: makes one aggregate of two, the older session's first.
+        first: makes the aggregate of a window's first value, where it is not ``add(initial(), value)``.
+    """
+
+    initial: Callable[[], Any]
+    add: Callable[[Any, Any], Any]
+    merge: Callable[[Any, Any], Any] | None = None
+    first: Callable[[Any], Any] | None = None
+
+    def begin(self, value: Any) -> Any:
+        """Return the aggregate of one value."""
+        return self.add(self.initial(), value) if self.first is None else self.first(value)
+
+
+class Windowing(Protocol):
+    """A kind of window: which ones there are, and what an event does to them.
+
+    Attributes:
+        grace: how long after its end, in stream time, a window still takes events.
+        takes_null: does an event with the value None count?
+    """
+
+    grace: int
+    takes_null: bool
+
+    def close(self, time: int) -> int:
+        """Return the close time that goes with a stream time: what `closed` compares with."""
+
+    def closed(self, end: int, close: int) -> bool:
+        """Is a window with this end closed?"""
+
+    def last_closed(self, close: int) -> int:
+        """Return the greatest end that is closed."""
+
+    def needed_until(self, close: int) -> int:
+        """Return a time: windows that start before it matter to no event that may still come."""
+
+    def add(
+        self, rows: Rows, key: bytes, value: Any, timestamp: int, time: int, close: int, aggregate: Aggregate
+    ) -> Change:
+        """Put an event into the windows of its key.
+
+        Args:
+            timestamp: the event's.
+            time: the operator's stream time, this event's timestamp counted in.
+            close: the close time; that of `time`, or less where the task's clock holds it back.
+        """
+
+
+def put(rows: Rows, key: bytes, start: int, end: int, old: Row | None, value: Any, timestamp: int) -> Update:
+    """Write what has become of a window; None erases it (spec, A.5)."""
+    if value is None:
+        rows.remove(key, start, end)
+    else:
+        rows.put(key, Row(start, end, value, timestamp))
+    return Update(start, end, value, None if old is None else old.value, timestamp)
+
+
+@dataclass(frozen=True)
+class TimeWindows:
+    """Tumbling and hopping windows: [start, start + size), one at each multiple of `advance`. Source: spec, B.2."""
+
+    size: int
+    advance: int
+    grace: int = 0
+    takes_null: bool = True
+
+    def close(self, time: int) -> int:
+        return time - self.grace
+
+    def closed(self, end: int, close: int) -> bool:
+        return end <= close
+
+    def last_closed(self, close: int) -> int:
+        return close
+
+    def needed_until(self, close: int) -> int:
+        return close - self.size + 1
+
+    def starts(self, timestamp: int) -> Iterable[int]:
+        """Return the starts of the windows that contain a time; never negative."""
+        first = max(0, timestamp - self.size + self.advance) // self.advance * self.advance
+        return range(first, timestamp + 1, self.advance)
+
+    def add(
+        self, rows: Rows, key: bytes, value: Any, timestamp: int, time: int, close: int, aggregate: Aggregate
+    ) -> Change:
+        updates: list[Update] = []
+        refused: list[Refused] = []
+        for start in self.starts(timestamp):
+            end = start + self.size
+            if end <= close:
+                refused.append(Refused(start, end))
+                continue
+            old = rows.get(key, start, end)
+            if old is None:
+                updates.append(put(rows, key, start, end, None, aggregate.begin(value), timestamp))
+            else:
+                newest = max(timestamp, old.timestamp)
+                updates.append(put(rows, key, start, end, old, aggregate.add(old.value, value), newest))
+        return Change(updates, refused)
