@@ -28,11 +28,14 @@ def templates() -> Path:
 
 @click.command(cls=base.Command)
 @click.argument("name")
-@click.option("--template", default="hello", metavar="hello|flights", help="What to start from.  [default: hello]")
+@click.option(
+    "--template", default="hello", metavar="hello|flights|slow-service", help="What to start from.  [default: hello]"
+)
 def new(name: str, template: str) -> None:
     """Start a project from a template.
 
-    It is made in a new directory NAME. hello is ten lines and a test; flights is an example with data of its own.
+    It is made in a new directory NAME. hello is ten lines and a test; flights is an example with data of its own;
+    slow-service calls a service over HTTP, many times at once, with retries and dead letters.
     """
     target = Path(name)
     create(target, template)

@@ -1,7 +1,8 @@
-"""Each template makes a project that passes its own tests, and the demo is the same after any number of kills."""
+"""Each template makes a project that passes its own tests, and its demo comes out right after any number of kills."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -50,42 +51,46 @@ def test_the_projects_name_stands_where_the_placeholder_did(name: str, tmp_path:
 
 
 class Demo:
-    """A flights project in a directory of its own."""
+    """A project with a demo, in a directory of its own."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, template: str) -> None:
         self.project = directory / "demo"
         directory.mkdir()
         self.environment = environment(directory)
-        create(self.project, "flights")
+        create(self.project, template)
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
             ["sh", "demo.sh"],
             cwd=self.project,
             env=self.environment,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            text=True,
             start_new_session=True,
         )
 
-    def run(self) -> None:
-        assert self.start().wait() == 0
+    def run(self) -> str:
+        """Run it to its end; return what it prints."""
+        process = self.start()
+        printed, _ = process.communicate()
+        assert process.returncode == 0, printed
+        return printed
 
     def killed_after(self, seconds: float) -> None:
         """Start it and kill all of its processes after so long, if it still runs then."""
         process = self.start()
         try:
-            process.wait(seconds)
+            process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.communicate()
 
-    def result(self) -> list[str]:
-        """All records of all topics and all rows of the table, as lines."""
-        lines: list[str] = []
-        for topic in ("departures", "late", "alerts"):
-            lines += sorted(f"{topic} {line}" for line in self._shown("tail", topic, "--from-beginning", "--jsonl"))
-        return lines + self._shown("tables", "dump", "carriers")
+    def records(self, topic: str) -> list[str]:
+        return self._shown("tail", topic, "--from-beginning", "--jsonl")
+
+    def rows(self, table: str) -> list[str]:
+        return self._shown("tables", "dump", table)
 
     def _shown(self, *command: str) -> list[str]:
         ran = subprocess.run(
@@ -99,14 +104,42 @@ class Demo:
         return ran.stdout.splitlines()
 
 
-def test_a_demo_that_was_killed_ends_as_one_that_was_not(tmp_path: Path) -> None:
-    straight, killed = Demo(tmp_path / "straight"), Demo(tmp_path / "killed")
+def flights_found(demo: Demo) -> list[str]:
+    """All records of all topics and all rows of the table of a flights project, as lines."""
+    lines: list[str] = []
+    for topic in ("departures", "late", "alerts"):
+        lines += sorted(f"{topic} {line}" for line in demo.records(topic))
+    return lines + demo.rows("carriers")
+
+
+def test_a_demo_of_flights_that_was_killed_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    straight, killed = Demo(tmp_path / "straight", "flights"), Demo(tmp_path / "killed", "flights")
     straight.run()
     for tenths in range(1, 13):
         killed.killed_after(tenths / 10)
     killed.run()
-    expected = straight.result()
+    expected = flights_found(straight)
     assert len(expected) > 6_042
-    assert killed.result() == expected
+    assert flights_found(killed) == expected
     killed.run()
-    assert killed.result() == expected
+    assert flights_found(killed) == expected
+
+
+def test_a_demo_of_the_slow_service_that_was_killed_has_counted_each_payment_once(tmp_path: Path) -> None:
+    demo = Demo(tmp_path / "slow", "slow-service")
+    for seconds in (1.0, 3.5, 4.5):
+        demo.killed_after(seconds)
+    printed = demo.run()
+
+    counts = {row["key"]: row["value"] for row in map(json.loads, demo.rows("outcomes"))}
+    assert set(counts) == {"answered at once", "answered after retries", "dead-lettered"}
+    for outcome, number in counts.items():
+        assert f'"{outcome}"  {number}' in printed
+    answered = [json.loads(line)["value"]["number"] for line in demo.records("assessed")]
+    failed = [json.loads(line)["value"]["number"] for line in demo.records("failed")]
+    assert sorted(answered + failed) == list(range(1, 401))
+    assert len(failed) == counts["dead-lettered"]
+    assert sum(counts.values()) == 400
+    # What can never be answered, and how often that was tried.
+    assert printed.count("1 attempt  Poison: currency") == 7
+    assert printed.count("5 attempts  Retryable: the service answered 500") == 2
