@@ -9,7 +9,7 @@ from agentic.app import App
 from agentic.brokers.base import Broker
 from agentic.cli.places import Bounds, bounds_of, copies_by_task, global_task, is_in_use, opened, place_of
 from agentic.errors import AgenticError
-from agentic.runtime.state import number, upto
+from agentic.runtime.state import STANDBY, number, upto
 from agentic.state.lmdb import Copy
 from agentic.table import GlobalTable, Table
 
@@ -64,7 +64,7 @@ def _lines(
             counts = store.stat(table.name)
             size = counts["psize"] * sum(counts[f"{kind}_pages"] for kind in ("branch", "leaf", "overflow"))
             behind = [_behind(number(store.mark(mark)), each) for mark, each in bounds.items()]
-            used = "yes" if is_in_use(copy) else "no"
+            used = "no" if not is_in_use(copy) else "yes" if store.mark(STANDBY) is None else "standby"
             yield table.name, task, counts["entries"], size, sum(behind) if bounds else "", copy.directory, used
     if missing:
         yield table.name, task, "", "", sum(_behind(None, each) for each in bounds.values()) if bounds else "", NONE, ""

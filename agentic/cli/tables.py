@@ -54,7 +54,8 @@ def list_tables() -> None:
 
     A line for each copy of a task's rows that this machine has. Behind is how many offsets the
     changelog is ahead of the copy. Bytes are those of the pages that the rows take on the disk. In
-    use means that a worker has the copy.
+    use means that a worker has the copy; standby, that it keeps it for the case that the owner of
+    the task dies.
     """
     _list()
 

@@ -133,6 +133,7 @@ class Recovery:
         state = task.state
         if state is None:
             return []  # it has gone meanwhile
+        await state.is_standby(False)
         sources = list(task.sources)
         changelogs = await self._patiently(
             lambda: tails.changelogs(self._broker, task.tables, task.partition, self._consumer.committed)

@@ -316,6 +316,7 @@ class Standbys:
             log.warning("no standby of task %s is kept: %s", task.name, error)
             return
         state = TaskState(task.name, task.partition, task.partitions, task.tables, store, stores=self._stores)
+        await state.is_standby(True)
         self.standbys[task.home] = Standby(task, state)
 
     async def _examine(self, standby: Standby, positions: Mapping[TopicPartition, Position]) -> None:

@@ -56,6 +56,9 @@ ADVANCE = "advance"
 #: never so far, of its first write.
 WRITTEN = "written"
 
+#: The mark of a store that is kept as a standby; its next owner takes it away.
+STANDBY = "standby"
+
 
 def number(mark: bytes | None) -> int | None:
     """Return the integer of a mark."""
@@ -313,6 +316,12 @@ class TaskState:
             # The mark first: a store that claims rows which it has not would never get them back.
             await self._stores.run(self.store.write, {}, {upto(table): None, observed(table): None})
             await self._stores.run(self.store.clear, table.name)
+
+    async def is_standby(self, yes: bool) -> None:
+        """Note in the store whether it is a standby's, for those who look at it from outside."""
+        async with self._writing:
+            if not self.closed and yes != (self.store.mark(STANDBY) is not None):
+                self.store.write({}, {STANDBY: b"" if yes else None})
 
     async def set_aside(self) -> bool:
         """Take the store out of the way, closed, where that is allowed; the task's next one is another."""

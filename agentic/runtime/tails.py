@@ -64,8 +64,8 @@ async def changelogs(
     for table, info in infos.items():
         if partition not in info.offsets:
             raise StateMismatch(
-                f"changelog {info.name!r} has {many(info.partitions, 'partition')}, and table {table.name!r} is used in "
-                f"task {partition}: the topics that its agents read have been given more partitions, and their keys go "
+                f"changelog {info.name!r} has {many(info.partitions, 'partition')}, and table {table.name!r} is used "
+                f"in task {partition}: the topics that its agents read were given more partitions, and their keys go "
                 "to others than those that have their rows; 'agentic reset' begins anew with empty tables"
             )
     ends = await broker.end_offsets(own.values(), with_open=True) if own else {}

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections import Counter
 
 import pytest
 from cli_support import Shell
@@ -32,6 +33,20 @@ def test_the_list_says_how_far_the_changelog_is_ahead_of_what_this_machine_has(c
     lines = listed(counted)["totals"]
     assert sum(int(behind) for _, behind, _ in lines) == 5
     assert {copy for *_, copy in lines} == {"none"}
+
+
+def test_the_list_says_which_copies_are_standbys(counted: Shell, start: Start) -> None:
+    workers = [start("--set", "standbys=1", "worker") for _ in range(2)]
+    for worker in workers:
+        assert worker.stderr is not None
+        assert any("standby of task letters-" in line and "up to date" in line for line in worker.stderr)
+    uses = Counter((task, use) for task, *_, use in listed(counted)["totals"])
+    assert uses == {(f"letters-{n}", use): 1 for n in range(2) for use in ("yes", "standby")}
+    for worker in workers:
+        worker.send_signal(signal.SIGTERM)
+        worker.communicate()
+    run(counted)
+    assert {use for *_, use in listed(counted)["totals"]} == {"no"}
 
 
 def test_a_table_of_an_app_that_was_never_started_is_listed_with_the_way_out(app: Shell) -> None:
