@@ -256,7 +256,7 @@ def replay(
     letter. With --to, or where its partition is gone, its key says which partition.
 
     Each letter is sent back once: a consumer group, TOPIC-replayed, remembers which were. They stay
-    in their topic until its retention takes them. Start one replay of a topic at a time.
+    in their topic until its retention takes them.
     """
     from agentic.cli.lookup import partitions_of
     from agentic.cli.replaying import Letters, Wanted

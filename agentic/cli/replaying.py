@@ -5,18 +5,20 @@ after the dead letter topic, has for each partition the offset below which nothi
 the metadata of that what was sent back beyond. So a second replay sends none of them again,
 whoever starts it, from whichever machine, with or without the app.
 
-A lot is sent, then remembered. A replay that is killed between the two sends that lot again
-next time, and nothing else; the mark on each record tells.
+While it sends, a replay is the group's only member, and each lot goes out in one transaction with
+what is to be remembered of it: a replay that is killed has sent a lot and knows it, or neither.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from agentic.brokers.base import Broker, Position, Producer, TopicInfo, TopicPartition
+from agentic.brokers.base import Broker, Consumer, Position, Producer, TopicInfo, TopicPartition
 from agentic.cli.lookup import partitions_of
 from agentic.cli.reading import between
 from agentic.cli.tail import Row, rows_of
@@ -24,8 +26,12 @@ from agentic.core.metadata import Progress, decode, encode
 from agentic.errors import AgenticError, BrokerError, ConfigurationError, many
 from agentic.runtime.letters import STORY, Story
 
-#: Letters that are sent back before it is remembered that they were: so many may come twice after a kill.
+#: Letters of one transaction.
 LOT = 1_000
+#: Seconds of silence after which a replay that was killed does not count as under way any more.
+SESSION = 10.0
+#: Seconds to wait for all partitions: a replay that was killed has them for a session.
+PATIENCE = 3 * SESSION
 
 #: A letter's place: partition and offset.
 Place = tuple[int, int]
@@ -72,11 +78,17 @@ class Wanted:
 
 
 class Account:
-    """What was sent back of a topic: for each partition a position with what is known beyond it."""
+    """What was sent back of a topic.
 
-    def __init__(self, positions: Mapping[TopicPartition, Position]) -> None:
+    Args:
+        positions: what the group has committed.
+        ends: where the partitions end; a position beyond that is of a topic of this name that is gone.
+    """
+
+    def __init__(self, positions: Mapping[TopicPartition, Position], ends: Mapping[int, int]) -> None:
+        self.positions = {tp: at for tp, at in positions.items() if at.offset <= ends.get(tp.partition, -1)}
         self._known: dict[int, tuple[int, int, frozenset[int]]] = {}
-        for tp, (base, metadata) in positions.items():
+        for tp, (base, metadata) in self.positions.items():
             progress = decode(base, metadata)
             self._known[tp.partition] = (base, progress.known_to, frozenset(progress.unfinished))
 
@@ -100,6 +112,7 @@ class Plan:
         targets: how many go to each topic.
         missing: how many came from topics that are not there.
         before: how many are left out since they were sent back before.
+        known: what was remembered when the plan was made.
     """
 
     chosen: dict[int, list[int]] = field(default_factory=dict)
@@ -107,6 +120,7 @@ class Plan:
     targets: Counter[str] = field(default_factory=Counter)
     missing: Counter[str] = field(default_factory=Counter)
     before: int = 0
+    known: Mapping[TopicPartition, Position] = field(default_factory=dict)
 
 
 class Letters:
@@ -117,11 +131,13 @@ class Letters:
         others: records read so far that are no letters.
     """
 
-    def __init__(self, broker: Broker, info: TopicInfo, account: Account) -> None:
+    def __init__(self, broker: Broker, info: TopicInfo, kept: Mapping[TopicPartition, Position]) -> None:
         self._broker = broker
         self._info = info
-        self._account = account
+        self._ends = {n: end for n, (_, end) in info.offsets.items()}
+        self._account = Account(kept, self._ends)
         self.topic = info.name
+        self._partitions = [TopicPartition(info.name, n) for n in info.offsets]
         self.found = 0
         self.others = 0
 
@@ -131,9 +147,7 @@ class Letters:
         await partitions_of(topic, broker)
         info = await broker.describe_topic(topic)
         kept = (await broker.describe_group(group_of(topic))).positions
-        # A position beyond the end is of a topic of this name that is gone.
-        ends = {TopicPartition(topic, n): end for n, (_, end) in info.offsets.items()}
-        return cls(broker, info, Account({tp: at for tp, at in kept.items() if at.offset <= ends.get(tp, -1)}))
+        return cls(broker, info, kept)
 
     async def read(self) -> AsyncIterator[Letter]:
         """Yield the letters, those of a partition in the order of their offsets."""
@@ -197,7 +211,7 @@ class Letters:
             ConfigurationError: the topic holds no dead letters, or what is chosen is so scattered that
                 it could not be remembered.
         """
-        plan = Plan()
+        plan = Plan(known=self._account.positions)
         known = await self._broker.topics()
         async for letter in self.read():
             n, offset, target = letter.row.partition, letter.row.offset, to or letter.story.topic
@@ -221,45 +235,53 @@ class Letters:
         """Send what was planned, and return how many that were.
 
         Raises:
+            ConfigurationError: another replay of the topic is under way, or has been since the plan was made.
             BrokerError: one is refused; what was sent before it is remembered.
         """
         known = await self._broker.topics()
         chosen = {(n, offset) for n, offsets in plan.chosen.items() for offset in offsets}
-        producer = self._broker.producer()
+        group = group_of(self.topic)
         sent: Counter[int] = Counter()
-        try:
-            async for letter in self.read():
-                row, story = letter.row, letter.story
-                if (row.partition, row.offset) not in chosen:
-                    continue
-                place = f"{self.topic}-{row.partition}@{row.offset}"
-                # Where it came from, it has its key's other records about it. Another topic may be laid out otherwise.
-                back = to is None and story.partition < known[story.topic]
-                try:
-                    producer.send(
-                        to or story.topic,
-                        row.key,
-                        row.value,
-                        story.timestamp,
-                        story.marked(place),
-                        story.partition if back else -1,
-                    )
-                except AgenticError as error:
-                    await self._settle(producer, plan, sent)
-                    raise BrokerError(f"{place}: {error}; {many(sent.total(), 'letter')} before it went out") from error
-                sent[row.partition] += 1
-                if sent.total() % LOT == 0:
-                    await self._settle(producer, plan, sent)
-            await self._settle(producer, plan, sent)
-        finally:
-            await producer.close()
+        async with _alone(self._broker, group, self._partitions) as (consumer, kept):
+            if Account(kept, self._ends).positions != plan.known:
+                raise ConfigurationError(f"another replay of {self.topic!r} has sent letters meanwhile; start again")
+            producer = self._broker.producer(transactional_id=group)
+            try:
+                async for letter in self.read():
+                    row, story = letter.row, letter.story
+                    if (row.partition, row.offset) not in chosen:
+                        continue
+                    place = f"{self.topic}-{row.partition}@{row.offset}"
+                    # Where it came from, it has its key's other records about it. Another topic may be laid out
+                    # otherwise.
+                    back = to is None and story.partition < known[story.topic]
+                    try:
+                        producer.send(
+                            to or story.topic,
+                            row.key,
+                            row.value,
+                            story.timestamp,
+                            story.marked(place),
+                            story.partition if back else -1,
+                        )
+                    except AgenticError as error:
+                        await self._settle(producer, consumer, plan, sent)
+                        went = many(sent.total(), "letter")
+                        raise BrokerError(f"{place} can't be sent: {error}; {went} before it went out") from error
+                    sent[row.partition] += 1
+                    if sent.total() % LOT == 0:
+                        await self._settle(producer, consumer, plan, sent)
+                await self._settle(producer, consumer, plan, sent)
+            finally:
+                await producer.close()
         return sent.total()
 
-    async def _settle(self, producer: Producer, plan: Plan, sent: Mapping[int, int]) -> None:
-        await producer.flush()
+    async def _settle(self, producer: Producer, consumer: Consumer, plan: Plan, sent: Mapping[int, int]) -> None:
         positions = {TopicPartition(self.topic, n): self._position(plan, n, count) for n, count in sent.items()}
         if positions:
-            await self._broker.set_positions(group_of(self.topic), positions)
+            # What keeps us a member.
+            await consumer.poll(0)
+            await producer.commit_transaction(positions, consumer)
 
     def _position(self, plan: Plan, partition: int, count: int) -> Position:
         """Return what is to be remembered of a partition once so many of its chosen letters are sent."""
@@ -280,6 +302,51 @@ class Letters:
                 "that would stay, and could not be remembered; send back more at once: leave out --agent and --error"
             )
         return position
+
+
+class _Owner:
+    """Keeps what a member of a group owns: see `agentic.brokers.base.Listener`."""
+
+    def __init__(self) -> None:
+        self.kept: dict[TopicPartition, Position | None] = {}
+
+    async def on_assigned(self, positions: Mapping[TopicPartition, Position | None]) -> None:
+        self.kept.update(positions)
+
+    async def on_revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        for tp in partitions:
+            del self.kept[tp]
+
+    async def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        await self.on_revoked(partitions)
+
+
+@asynccontextmanager
+async def _alone(
+    broker: Broker, group: str, partitions: Iterable[TopicPartition]
+) -> AsyncIterator[tuple[Consumer, dict[TopicPartition, Position]]]:
+    """Be the owner of all partitions; yields the consumer, and what the group has committed.
+
+    Raises:
+        ConfigurationError: another member has some.
+    """
+    wanted = set(partitions)
+    owner = _Owner()
+    consumer = broker.consumer(group, sorted({tp.topic for tp in wanted}), session_timeout=SESSION)
+    await consumer.start(owner)
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while set(owner.kept) != wanted:
+            if time.monotonic() > deadline:
+                raise ConfigurationError(
+                    f"group {group!r} has another member: a replay is under way; wait until it has ended"
+                )
+            await consumer.poll(0.1)
+            # The letters are read apart.
+            consumer.pause(owner.kept)
+        yield consumer, {tp: at for tp, at in owner.kept.items() if at is not None}
+    finally:
+        await consumer.close()
 
 
 def group_of(topic: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from cli_support import Shell
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentic.brokers import connect
 from agentic.brokers.base import Position, TopicInfo, TopicPartition
 from agentic.cli import replaying
 from agentic.cli.replaying import Account, Letters, Plan
@@ -390,24 +392,64 @@ def test_an_empty_topic_has_nothing_to_send_back(shop: Shell) -> None:
     assert shop.ok("dead-letters", "replay", "failed", "--yes") == "nothing to send back\n"
 
 
-def test_a_replay_that_was_ended_goes_on_behind_the_last_lot(given_up: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_that_was_ended_goes_on_where_it_was(given_up: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replaying, "LOT", 1)
     settled: list[int] = []
     settle = Letters._settle
 
-    async def settle_once(self: Letters, producer: Any, plan: Plan, sent: Any) -> None:
+    async def settle_once(self: Letters, *args: Any) -> None:
         if settled:
             raise KeyboardInterrupt
-        await settle(self, producer, plan, sent)
+        await settle(self, *args)
         settled.append(1)
 
     with monkeypatch.context() as patched:
         patched.setattr(Letters, "_settle", settle_once)
         assert given_up("dead-letters", "replay", "failed", "--yes").exit_code == 130
     assert sum(letter["sent_back"] for letter in letters(given_up)) == 1
-    given_up.ok("dead-letters", "replay", "failed", "--yes")
-    assert len(records(given_up, "orders") + records(given_up, "returns")) <= 5 + 3 + 1
-    assert all(letter["sent_back"] for letter in letters(given_up))
+    assert given_up.ok("dead-letters", "replay", "failed", "--yes").splitlines()[1].startswith("sent back 2 letters")
+    marks = [
+        header
+        for topic in ("orders", "returns")
+        for record in records(given_up, topic)
+        for header in record.get("headers", [])
+    ]
+    assert len([name for name, _ in marks if name == REPLAYED]) == 3
+
+
+def test_of_two_replays_at_once_the_second_is_refused(given_up: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replaying, "PATIENCE", 1.0)
+
+    async def both() -> Any:
+        broker = connect("local://.agentic/log", {})
+        await broker.open(5)
+        partitions = [TopicPartition("failed", n) for n in range(2)]
+        async with replaying._alone(broker, "failed-replayed", partitions):
+            second = await asyncio.to_thread(given_up, "dead-letters", "replay", "failed", "--yes")
+        await broker.close()
+        return second
+
+    second = asyncio.run(both())
+    assert second.exit_code == 1
+    assert "group 'failed-replayed' has another member: a replay is under way; wait until it has ended" in second.stderr
+    assert given_up.ok("dead-letters", "replay", "failed", "--yes").startswith("sent back 3 letters")
+
+
+def test_what_was_sent_back_since_it_was_asked_is_not_sent_twice(
+    given_up: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_of = Letters.plan
+
+    async def plan_late(self: Letters, *args: Any, **options: Any) -> Plan:
+        plan = await plan_of(self, *args, **options)
+        monkeypatch.setattr(Letters, "plan", plan_of)
+        await asyncio.to_thread(given_up.ok, "dead-letters", "replay", "failed", "--yes")
+        return plan
+
+    monkeypatch.setattr(Letters, "plan", plan_late)
+    line = given_up.error("dead-letters", "replay", "failed", "--yes")
+    assert line == "another replay of 'failed' has sent letters meanwhile; start again"
+    assert len(records(given_up, "orders")) == 6
 
 
 # -- what is remembered ---------------------------------------------------------------------------
@@ -417,7 +459,7 @@ def box(kept: dict[int, Position]) -> Letters:
     """The letters of a topic with one partition; what is remembered of it needs no broker."""
     broker: Any = None
     info = TopicInfo("failed", {0: (0, 10**9)})
-    return Letters(broker, info, Account({TopicPartition("failed", n): at for n, at in kept.items()}))
+    return Letters(broker, info, {TopicPartition("failed", n): at for n, at in kept.items()})
 
 
 @given(st.lists(st.sets(st.integers(0, 30)), max_size=5), st.data())
@@ -436,7 +478,7 @@ def test_what_is_remembered_is_what_was_sent_back(choices: list[set[int]], data:
         plan = Plan(chosen={0: chosen}, left={0: left})
         kept[0] = box(kept)._position(plan, 0, count)
         sent |= set(chosen[:count])
-        account = Account({TopicPartition("failed", 0): kept[0]})
+        account = Account({TopicPartition("failed", 0): kept[0]}, {0: 10**9})
         open_ones = {offset for offset in range(31) if not account.has(0, offset)}
         assert open_ones == set(range(31)) - sent | (set(fresh) - set(chosen[:count]))
 
