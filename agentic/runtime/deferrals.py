@@ -28,6 +28,10 @@ from agentic.runtime.tables import TableView
 from agentic.stream import Event
 from agentic.topic import Topic
 
+#: The number of the first row: there is room before it.
+FIRST = 1 << 48
+#: Numbers that are left free for what comes before rows that are there: more than a pool has stations.
+ROOM = 1_000
 #: Events of one key that may wait behind one that is put off; the next stays in the partition, with all behind it.
 PER_KEY = 1_000
 
@@ -122,15 +126,20 @@ class Deferrals:
         #: Keys whose first row waits for events of the key that are in flight.
         self._dormant: set[bytes] = set()
         self._due: list[tuple[int, int]] = []
+        #: When those are due that have their queue's first before them, where they wait for a time as well.
+        self._later: dict[int, int] = {}
         self._holds: dict[int, Hold] = {}
-        self._next = 0
+        self._next = self._lowest = FIRST
+        #: Where events go that come before dormant ones of their key: the key, the next number, its place.
+        self._wedge: tuple[bytes, int, int] | None = None
         self.parked = 0
         self._restore()
 
     def _restore(self) -> None:
         for key, entry in self._buffer.pairs({}):
             number = int.from_bytes(self._number(key), "big")
-            self._next = number + 1
+            self._lowest = min(self._lowest, number)
+            self._next = max(self._next, number + 1)
             self._admit(number, _decode(entry))
 
     def _admit(self, number: int, row: Row) -> None:
@@ -138,13 +147,16 @@ class Deferrals:
         self.parked += 1
         if row.holds:
             self._holds[number] = self._clock.hold(row.timestamp, self)
-        if row.blocks and row.key is not None:
-            queue = self._queues.get(row.key)
-            if queue is not None:
-                queue.append(number)
-                return
-            self._queues[row.key] = [number]
-        heapq.heappush(self._due, (row.due_at, number))
+        if not row.blocks or row.key is None or self._join_queue(number, row.key, row.due_at):
+            heapq.heappush(self._due, (row.due_at, number))
+
+    def _join_queue(self, number: int, key: bytes, due_at: int) -> bool:
+        """Stand at the end of a key's queue; return whether that is its beginning."""
+        queue = self._queues.setdefault(key, [])
+        queue.append(number)
+        if len(queue) > 1 and due_at:
+            self._later[number] = due_at
+        return len(queue) == 1
 
     def _write(self, number: int, row: Row | None) -> None:
         entry = None if row is None else _encode(row)
@@ -162,6 +174,10 @@ class Deferrals:
         due_at = now + round(putting.after * 1000)
         row = _row(event, due_at, blocks=blocks, holds=putting.hold is not None, failures=failures, why=putting.reason)
         if event.origin.__class__ is not Parked:
+            self._wedge = None
+            if blocks and row.key in self._dormant:
+                self._put_before(row)
+                return
             number, self._next = self._next, self._next + 1
             self._write(number, row)
             self._admit(number, row)
@@ -180,23 +196,45 @@ class Deferrals:
             self._leave_queue(parked.row)
         elif blocks and not parked.row.blocks:
             assert row.key is not None, "only then does it block"
-            self._queues.setdefault(row.key, []).insert(0, number)
+            if not self._join_queue(number, row.key, row.due_at):
+                return  # those there have overtaken it, and may be under way
         heapq.heappush(self._due, (row.due_at, number))
 
-    def follow(self, event: Event) -> None:
-        """Let an event wait behind those of its key. Its offset is to be retired in the same step."""
+    def _put_before(self, row: Row) -> None:
+        """Put an event off of whose key later ones are in the table: it comes before them, after a restart too."""
+        assert row.key is not None, "it has a queue"
+        self._dormant.discard(row.key)
+        number = self._lowest = self._lowest - ROOM
+        self._wedge = (row.key, number + 1, 1)
+        self._write(number, row)
+        self.parked += 1
+        if row.holds:
+            self._holds[number] = self._clock.hold(row.timestamp, self)
+        self._queues[row.key].insert(0, number)
+        heapq.heappush(self._due, (row.due_at, number))
+
+    def follow(self, event: Event, *, from_station: bool = False) -> None:
+        """Let an event wait behind those of its key. Its offset is to be retired in the same step.
+
+        Args:
+            from_station: it stood behind the event that was put off last.
+        """
         assert event.raw_key is not None, "a null key has no order"
         row = _row(event, 0, blocks=True, holds=True, failures=0, why="")
+        if from_station and self._wedge is not None and self._wedge[0] == event.raw_key:
+            key, number, place = self._wedge
+            self._wedge = (key, number + 1, place + 1)
+            self._write(number, row)
+            self.parked += 1
+            self._holds[number] = self._clock.hold(row.timestamp, self)
+            self._queues[key].insert(place, number)
+            return
         number, self._next = self._next, self._next + 1
         self._write(number, row)
         self.parked += 1
         self._holds[number] = self._clock.hold(row.timestamp, self)
-        queue = self._queues.get(event.raw_key)
-        if queue is None:
-            self._queues[event.raw_key] = [number]
+        if self._join_queue(number, event.raw_key, 0):
             self._dormant.add(event.raw_key)
-        else:
-            queue.append(number)
 
     def remove(self, number: int, row: Row) -> None:
         """An event that was put off is complete."""
@@ -213,7 +251,7 @@ class Deferrals:
         queue = self._queues[row.key]
         del queue[0]
         if queue:
-            heapq.heappush(self._due, (0, queue[0]))
+            heapq.heappush(self._due, (self._later.pop(queue[0], 0), queue[0]))
         else:
             del self._queues[row.key]
 

@@ -314,8 +314,9 @@ class Pool(Crew):
                 self._stop(error)
                 return
             except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's code may raise anything; the policy says what then
-                if lane in self._void:
-                    return  # it came too late with whatever it says
+                if lane in self._void or (lane.closing and not lane.stations):
+                    log.info("agent %r: came back after its event was taken from it: %s", name, words(error))
+                    return
                 self._meet(lane, error)
             if self._failed:
                 return
@@ -496,7 +497,7 @@ class Pool(Crew):
         key = event.raw_key
         if self.deferrals is not None and key is not None:
             plain = event.origin.__class__ is not Descent and event.origin.__class__ is not Parked
-            if plain and self.deferrals.blocks(key):
+            if plain and self._waits_in_table(event, key):
                 self._park(event)
                 return False
             if plain and self._depth is not None:
@@ -650,7 +651,7 @@ class Pool(Crew):
                 del self._depth[key]
         while successor is not None and self._belongs_behind(successor.event):
             # What stood behind an event that was put off waits behind it in the table, too.
-            self._park(successor.event)
+            self._park(successor.event, from_station=True)
             if successor.hold is not None:
                 self.place.clock.release(successor.hold)
             if self._depth is not None:
@@ -845,10 +846,21 @@ class Pool(Crew):
         self.place.dirty()
         self.place.metrics.counter("deferred", agent=self.agent.name).add()
 
-    def _park(self, event: Event) -> None:
+    def _waits_in_table(self, event: Event, key: bytes) -> bool:
+        """Does an event that comes have to wait in the table?"""
+        assert self.deferrals is not None, "asked before"
+        if not self.deferrals.blocks(key):
+            return False
+        if not self.deferrals.holds_back(key):
+            return True
+        # One of its key may be on its way to the table, and has to come there first.
+        last = self.stations.tail(self._lane_of(event))
+        return last is None or last.event.origin.__class__ is Parked
+
+    def _park(self, event: Event, *, from_station: bool = False) -> None:
         """Let an event wait behind those of its key, in the table."""
         assert self.deferrals is not None, "asked before"
-        self.deferrals.follow(event)
+        self.deferrals.follow(event, from_station=from_station)
         event.origin.retire(event.offset)
 
     # -- time ---------------------------------------------------------------------------------

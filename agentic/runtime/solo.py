@@ -118,6 +118,9 @@ class Solo(Crew):
                 place.fail(error)
                 return
             except (Exception, SystemExit) as error:
+                if self.closing and not slot.current():
+                    log.info("agent %r: came back after its event was taken from it: %s", name, words(error))
+                    return
                 failure = AgentFailed(f"agent {name!r} failed{at(slot.current())}: {words(error)}")
                 failure.__cause__ = error
                 verdict, _ = judge(error, attempt=1, elapsed=0.0, retry=None, uniform=float)

@@ -36,6 +36,7 @@ class _Selector(selectors.DefaultSelector):
         ready: list[tuple[selectors.SelectorKey, int]] = super().select(0)
         if ready or (timeout is not None and timeout <= 0):
             self.loop.turned()
+            self.loop.reach()
             return ready
         if self.loop.outside:
             began = time.monotonic()
@@ -43,6 +44,7 @@ class _Selector(selectors.DefaultSelector):
             self.loop.waited(time.monotonic() - began)
             return ready
         self.loop.settled(timeout)
+        self.loop.reach()
         return []
 
 
@@ -118,14 +120,21 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if next_timer is not None and next_timer <= self._left:
             self._left -= next_timer
             self._now += next_timer
-            scheduled: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
-            if scheduled:
-                # The sum of two floats may fall short of the timer's own time; what fires then is to find itself due.
-                self._now = max(self._now, scheduled[0].when())
         else:
             self._now += self._left
             self._left = 0.0
             self.stop()
+
+    def reach(self) -> None:
+        """Come to the time of each timer that is fired now.
+
+        The loop fires what is due within its clock's resolution, and a sum of floats may be a hair less than a
+        timer's time. Where time stands still, whoever then waits for the hair would wait for ever.
+        """
+        near = self._now + self._clock_resolution  # type: ignore[attr-defined]
+        timers: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
+        if timers and timers[0].when() < near:
+            self._now = max(self._now, *(timer.when() for timer in timers if timer.when() < near))
 
     def settle(self) -> None:
         """Run until nothing more can happen while time stands still."""
