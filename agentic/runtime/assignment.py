@@ -19,7 +19,7 @@ from agentic.errors import BrokerUnavailable, ConfigurationError, NotOwner
 from agentic.metrics import Metrics
 from agentic.runtime.checkpoint import Outcome
 from agentic.runtime.crew import Brakes
-from agentic.runtime.groups import groups, home_of, name_of
+from agentic.runtime.groups import groups, name_of
 from agentic.runtime.holding import Holding
 from agentic.runtime.numbers import report_pools
 from agentic.runtime.outbox import AGAIN, Outbox
@@ -183,7 +183,7 @@ class Assignment:
                     agents,
                     partition=tp.partition,
                     partitions=self._partitions[tp.topic],
-                    home=home_of(topics, tp.partition),
+                    home=name_of(topics, tp.partition),
                     settings=self._settings,
                     outbox=self._outbox,
                     metrics=self._metrics,

@@ -28,11 +28,9 @@ def groups(agents: Iterable[Agent]) -> list[tuple[list[Agent], list[Topic[Any, A
     return found
 
 
-def home_of(topics: Iterable[Topic[Any, Any]], partition: int) -> str:
-    """Return what a task's local state is named for: the group's first topic by name, and the task's number."""
-    return f"{min(topic.name for topic in topics)}-{partition}"
-
-
 def name_of(topics: Iterable[Topic[Any, Any]], partition: int) -> str:
-    """Return what log lines and errors call a task."""
-    return f"{'+'.join(topic.name for topic in topics)}-{partition}"
+    """Return what log lines and errors call a task, and what its local state is named for.
+
+    That is the group's first topic by name, which no other group has, and the task's number.
+    """
+    return f"{min(topic.name for topic in topics)}-{partition}"

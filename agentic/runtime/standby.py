@@ -24,7 +24,7 @@ from agentic.core.placement import heirs, ranked
 from agentic.errors import AgenticError, BrokerError
 from agentic.metrics import Metrics
 from agentic.runtime import tails
-from agentic.runtime.groups import groups, home_of, name_of
+from agentic.runtime.groups import groups, name_of
 from agentic.runtime.outbox import AGAIN
 from agentic.runtime.replay import Replay
 from agentic.runtime.state import TaskState
@@ -53,12 +53,10 @@ class Kept:
     """A task of which a standby may be kept.
 
     Attributes:
-        home: what its state is named for.
         topics: of its group.
         partition, partitions: its number, and how many there are.
     """
 
-    home: str
     name: str
     topics: tuple[Topic[Any, Any], ...]
     tables: tuple[Table[Any, Any], ...]
@@ -266,14 +264,14 @@ class Standbys:
         group = await self._broker.describe_group(self._group)
         wanted = self._wanted(group, await self._consumer.member_id())
         self._given_up &= wanted.keys()
-        for home in [home for home in self.standbys if home not in wanted]:
+        for name in [name for name in self.standbys if name not in wanted]:
             async with self._opening:
-                if (unwanted := self.standbys.get(home)) is not None:
+                if (unwanted := self.standbys.get(name)) is not None:
                     await self._end(unwanted)
                     log.info("keeps no standby of task %s any more", unwanted.task.name)
-        for home, task in wanted.items():
+        for name, task in wanted.items():
             async with self._opening:
-                if home in self.standbys or home in self._given_up or home in self._own.values():
+                if name in self.standbys or name in self._given_up or name in self._own.values():
                     continue
                 await self._begin(task)
         for standby in list(self.standbys.values()):
@@ -282,7 +280,7 @@ class Standbys:
         self._report()
 
     def _wanted(self, group: GroupInfo, me: str | None) -> dict[str, Kept]:
-        """Return the tasks of which we keep a standby, by home.
+        """Return the tasks of which we keep a standby, by name.
 
         While partitions are on their way from one member to another, what is kept is kept.
         """
@@ -292,7 +290,7 @@ class Standbys:
             first = tasks[0]
             by_task = [{owners.get(TopicPartition(topic.name, n)) for topic in first.topics} for n in range(len(tasks))]
             if me not in group.members or any(len(owner) != 1 or None in owner for owner in by_task):
-                wanted |= {task.home: task for task in tasks if task.home in self.standbys}
+                wanted |= {task.name: task for task in tasks if task.name in self.standbys}
                 continue
             topic = first.topics[0].name
             ranks = ranked(
@@ -300,24 +298,24 @@ class Standbys:
             )
             for task, owner in zip(tasks, by_task):
                 if owner == {me}:
-                    heir = task.home in self.standbys  # it is ours by now, and about to be opened
+                    heir = task.name in self.standbys  # it is ours by now, and about to be opened
                 else:
                     heir = me in heirs(task.partition, task.partitions, ranks, self._number)
                 if heir:
-                    wanted[task.home] = task
+                    wanted[task.name] = task
         return wanted
 
     async def _begin(self, task: Kept) -> None:
         """Open a copy."""
         try:
-            store = await self._stores.open(task.home, {table.name: table.shape for table in task.tables})
+            store = await self._stores.open(task.name, {table.name: table.shape for table in task.tables})
         except AgenticError as error:
-            self._given_up.add(task.home)
+            self._given_up.add(task.name)
             log.warning("no standby of task %s is kept: %s", task.name, error)
             return
         state = TaskState(task.name, task.partition, task.partitions, task.tables, store, stores=self._stores)
         await state.is_standby(True)
-        self.standbys[task.home] = Standby(task, state)
+        self.standbys[task.name] = Standby(task, state)
 
     async def _examine(self, standby: Standby, positions: Mapping[TopicPartition, Position]) -> None:
         """Begin to follow those changelogs that are not followed yet."""
@@ -429,15 +427,15 @@ class Standbys:
     async def _give_up(self, standby: Standby, error: Exception) -> None:
         details = None if isinstance(error, AgenticError) else error
         log.warning("the standby of task %s is given up: %s", standby.task.name, error, exc_info=details)
-        self._given_up.add(standby.task.home)
+        self._given_up.add(standby.task.name)
         async with self._opening:
             await self._end(standby)
 
     async def _end(self, standby: Standby) -> None:
         """Close a copy; its files stay."""
-        if self.standbys.get(standby.task.home) is not standby:
+        if self.standbys.get(standby.task.name) is not standby:
             return
-        del self.standbys[standby.task.home]
+        del self.standbys[standby.task.name]
         self._forget(standby)
         try:
             await standby.state.close()
@@ -467,7 +465,5 @@ def _tasks(agents: Iterable[Agent], partitions: Mapping[str, int]) -> list[list[
         tables = tuple(dict.fromkeys(table for agent in members for table in agent.tables))
         count = partitions[topics[0].name]
         if any(table.changelog_topic is not None for table in tables):
-            found.append(
-                [Kept(home_of(topics, n), name_of(topics, n), tuple(topics), tables, n, count) for n in range(count)]
-            )
+            found.append([Kept(name_of(topics, n), tuple(topics), tables, n, count) for n in range(count)])
     return found
