@@ -142,7 +142,9 @@ class Solo(Crew):
                 place.metrics.counter("dropped", reason="agent_error").add(given_up)
                 if fate == "dead_letter":
                     place.metrics.counter("dead_letters", agent=name).add(given_up)
-                log.error("%s; %s", failure, "dead-lettered" if fate == "dead_letter" else "skipped", exc_info=error)
+                # Poison is what the user says of the event: where in the code that was, helps nobody.
+                trace = None if verdict is Verdict.POISON else error
+                log.error("%s; %s", failure, "dead-lettered" if fate == "dead_letter" else "skipped", exc_info=trace)
 
     def _fate(self, verdict: Verdict) -> str:
         if verdict in (Verdict.FATAL, Verdict.RETRY):

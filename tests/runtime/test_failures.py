@@ -603,6 +603,25 @@ def test_what_is_rejected_is_counted_once_it_is_and_not_each_time_it_is_said(
         assert app.metrics.total("dead_letters") == 1
 
 
+@pytest.mark.parametrize(("error", "traced"), [(ValueError("x"), True), (Poison("x"), False)])
+def test_the_log_has_a_traceback_of_what_was_not_meant(
+    error: Exception, traced: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App("logs", topic_partitions=1)
+    src, dead = app.topic("src", value=int), app.topic("dead", value=int)
+
+    @app.agent(src, dead_letter=dead)
+    async def work(stream: Stream[int]) -> None:
+        async for _ in stream:
+            raise error
+
+    with TestDriver(app) as driver:
+        driver.send(src, 1)
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert record.getMessage().endswith("x; dead-lettered")
+    assert (record.exc_info is not None) == traced
+
+
 # -- a letter that can't be written ---------------------------------------------------------------
 
 #: Bytes that a record may have where it is to be too large; the event itself is not, its letter is.
