@@ -74,7 +74,9 @@ class Settings:
         0, "Copies of each task's tables that other workers keep up to date, to take over without restoring them."
     )
     repair: bool = _setting(
-        False, "Move a damaged store of local state aside and restore its tables from their changelogs."
+        False,
+        "Move a store of local state aside that is damaged, or whose changelog was made again, and restore its tables "
+        "from their changelogs.",
     )
     log: Literal["text", "json"] = _setting("text", "Form of the log lines.")
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "Least severe level that is logged.")

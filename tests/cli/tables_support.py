@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterable
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from cli_support import Shell
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -59,6 +62,23 @@ def run(shell: Shell, *options: object) -> None:
     process = shell.start("run", *options)
     _, log = process.communicate()
     assert process.returncode == 0, log
+
+
+@contextmanager
+def on_kafka(shell: Shell, bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Let the app be on a Kafka, under names of its own; yields what its names end with, and cleans up."""
+    mark = uuid.uuid4().hex[:8]
+    text = (shell.directory / "app.py").read_text()
+    for name in ("counting", "letters", "prices", "moves", "seen"):
+        text = text.replace(f'"{name}"', f'"{name}-{mark}"')
+    shell.write("app.py", text)
+    monkeypatch.setenv("AGENTIC_BROKER", f"kafka://{bootstrap}")
+    monkeypatch.setenv("AGENTIC_CREATE_TOPICS", "true")
+    try:
+        yield mark
+    finally:
+        shell("reset", "--yes")
+        shell("topics", "delete", "--yes", *(f"{name}-{mark}" for name in ("letters", "prices", "moves", "seen")))
 
 
 def until_ready(worker: subprocess.Popen[str]) -> None:

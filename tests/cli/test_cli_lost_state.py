@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 from cli_support import Shell
-from tables_support import STATE, count, run, totals
+from tables_support import STATE, count, on_kafka, run, totals
 
 
 def refused(shell: Shell) -> str:
@@ -93,3 +94,21 @@ def test_a_position_that_can_not_be_is_refused(counted: Shell, position: str, sa
 @pytest.mark.parametrize("text", ["letters", "letters-0", "letters=1", "letters-0=", "letters-0=-1", "-0=1"])
 def test_what_is_no_position_is_shown_how_to_be_written(counted: Shell, text: str) -> None:
     assert "TOPIC-PARTITION=OFFSET" in counted.error("groups", "set", "--", text, code=2)
+
+
+def test_on_kafka_nothing_is_lost_either(app: Shell, kafka_bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "".join(json.dumps({"key": letter, "value": letter}) + "\n" for letter in "aaabbd")
+    with on_kafka(app, kafka_bootstrap, monkeypatch) as mark:
+        app.ok("send", f"letters-{mark}", "--jsonl", "-", stdin=lines)
+        run(app)
+        app.ok("groups", "delete", f"counting-{mark}", "--yes")
+        app.ok(*advised(refused(app), "groups set"))
+        run(app)
+        assert totals(app) == {"a": 3, "b": 2, "d": 1}
+        app.ok("topics", "delete", f"counting-{mark}-totals-changelog", "--yes")
+        Path("rows.jsonl").write_text(app.ok(*advised(refused(app), "tables dump")))
+        app.ok("tables", "load", "totals", "rows.jsonl")
+        run(app, "--repair")
+        app.ok("send", f"letters-{mark}", "a", "--key", "a")
+        run(app)
+        assert totals(app) == {"a": 4, "b": 2, "d": 1}

@@ -8,12 +8,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import uuid
 from collections import Counter
 
 import pytest
 from cli_support import Shell
-from tables_support import STATE, Start, count, listed, run, totals, until_ready
+from tables_support import STATE, Start, count, listed, on_kafka, run, totals, until_ready
 
 # -- listing --------------------------------------------------------------------------------------
 
@@ -297,15 +296,8 @@ def test_names_of_tables_are_completed(app: Shell) -> None:
 
 
 def test_on_kafka_it_is_the_same(app: Shell, kafka_bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    mark = uuid.uuid4().hex[:8]
-    text = (app.directory / "app.py").read_text()
-    for name in ("counting", "letters", "prices", "moves", "seen"):
-        text = text.replace(f'"{name}"', f'"{name}-{mark}"')
-    app.write("app.py", text)
-    monkeypatch.setenv("AGENTIC_BROKER", f"kafka://{kafka_bootstrap}")
-    monkeypatch.setenv("AGENTIC_CREATE_TOPICS", "true")
     lines = "".join(json.dumps({"key": letter, "value": letter}) + "\n" for letter in "aaabbd")
-    try:
+    with on_kafka(app, kafka_bootstrap, monkeypatch) as mark:
         app.ok("send", f"letters-{mark}", "--jsonl", "-", stdin=lines)
         run(app)
         assert totals(app) == {"a": 3, "b": 2, "d": 1}
@@ -320,6 +312,3 @@ def test_on_kafka_it_is_the_same(app: Shell, kafka_bootstrap: str, monkeypatch: 
         assert app.ok("reset") == f"nothing to delete: app counting-{mark} remembers nothing\n"
         run(app)
         assert totals(app) == {"a": 4, "b": 2, "d": 1}
-    finally:
-        app("reset", "--yes")
-        app("topics", "delete", "--yes", *(f"{name}-{mark}" for name in ("letters", "prices", "moves", "seen")))
