@@ -247,25 +247,28 @@ class App:
             tables: tables that it uses, beside those that its code refers to by name: those are found.
             concurrency: events of one partition that are worked on at once, 1 to 500; "auto" finds out how
                 many pay.
-            order: "key": events of a key come one after the other; "partition": all of a partition do;
-                "none": no order, and no writes to tables.
+            order: "key": events of a key come one after the other, those with a null key in no order;
+                "partition": all of a partition do; "none": no order, and no writes to tables.
             emit: "completion": an event's effects leave when it is complete; "offset": in the order in which
                 the events came.
-            retry: when a failed event is tried again; without it, never. Meanwhile its key waits.
+            retry: when a failed event is tried again; without it, never. Meanwhile its key waits, and
+                others overtake it, whatever the concurrency; with order="partition" all wait.
             timeout: how long one attempt may take, a timedelta or seconds; one that takes longer has failed.
             dead_letter: where events go that are given up; by default the app's.
             on_exhausted: what becomes of an event that has failed for good: "dead_letter", "stop" (the worker),
                 "skip" or "defer"; by default "dead_letter" where one is declared here, else as ``on_error`` says.
             threads: `fn` is a plain ``def fn(stream)`` that may block; each instance has a thread.
-            rate_limit: events that a worker begins, as "100/s", "6000/m", or a number for each second.
+            rate_limit: events that a worker begins, further attempts included, as "100/s", "6000/m", or a
+                number for each second.
             max_in_flight_bytes: no event begins in a partition while those at work have so many bytes of values.
             breaker: stops beginning events while too many fail.
-            deferral: True lets the agent put events off (`Stream.defer`); found out from its code where it
-                mentions it.
+            deferral: may the agent put events off? That takes a table, ``<name>-deferred``. By default yes
+                where its code uses `Stream.defer` or `RetryLater`, where `retry` may wait for more than
+                30 s, and where `on_exhausted` or `hot_key` asks for it.
             pin_limit: how long an event may keep the commit position back, five minutes by default; then it is
                 put off, dead-lettered, or stops the worker, whichever the agent can.
             hot_key: "park" puts events of a key that has 64 waiting into the table of deferred events, so that
-                other keys go on; "wait" leaves them where they are.
+                other keys go on; "wait" leaves them where they are. For order="key" alone.
             replies: the agent answers who asks it (`Agent.ask`), and may yield without `to`.
 
         Raises:

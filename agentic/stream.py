@@ -141,7 +141,7 @@ class Reply:
 
 
 class Stream(ABC, Generic[T]):
-    """The events of one task's partitions, one after the other.
+    """The events of one task's partitions, one after the other; with ``concurrency=`` an instance's share of them.
 
     An event is complete when the agent asks for the next one. Only then do its effects
     (what was yielded or sent meanwhile) leave the worker, all together; if the agent
@@ -170,6 +170,8 @@ class Stream(ABC, Generic[T]):
     def take(self, n: int, *, within: timedelta | float) -> AsyncIterator[list[T]]:
         """Iterate over lists of values: `n` each, or as many as came `within` that time of the first.
 
+        A list of a concurrent agent has at most as many events as ``concurrency=`` has room for.
+
         All events of a list are complete together, when the next list is asked for. What is
         yielded for a list carries the key and timestamp of its last event.
 
@@ -181,7 +183,10 @@ class Stream(ABC, Generic[T]):
     @property
     @abstractmethod
     def attempt(self) -> int:
-        """How often the current event has been begun, this time included: 1, and more after retries."""
+        """How often the current event has been begun, this time included: 1, and more after retries.
+
+        A restart begins anew to count, but for an event that was put off.
+        """
 
     @abstractmethod
     def reject(self, reason: str) -> None:
