@@ -111,15 +111,15 @@ class Aggregate:
 
 
 class Windowing(Protocol):
-    """A kind of window: which ones there are, and what an event does to them.
+    """A kind of window: which ones there are, and what an event does to them."""
 
-    Attributes:
-        grace: how long after its end, in stream time, a window still takes events.
-        takes_null: does an event with the value None count?
-    """
+    @property
+    def grace(self) -> int:
+        """How long after its end, in stream time, a window still takes events."""
 
-    grace: int
-    takes_null: bool
+    @property
+    def takes_null(self) -> bool:
+        """Does an event with the value None count?"""
 
     def close(self, time: int) -> int:
         """Return the close time that goes with a stream time: what `closed` compares with."""
@@ -131,7 +131,11 @@ class Windowing(Protocol):
         """Return the greatest end that is closed."""
 
     def needed_until(self, close: int) -> int:
-        """Return a time: windows that start before it matter to no event that may still come."""
+        """Return a time: closed windows that start before it matter to no event that may still come.
+
+        They may be forgotten once their result is out, if there is to be one (spec, deviation 1). One that is not closed
+        may start before it, if it is a session.
+        """
 
     def add(
         self, rows: Rows, key: bytes, value: Any, timestamp: int, time: int, close: int, aggregate: Aggregate
