@@ -33,7 +33,7 @@ def poison(n: int) -> bool:
 
 def put_off(n: int) -> bool:
     """Is a number put off, unless it has waited behind another already?"""
-    return n % 41 == 0
+    return n % 41 == 40
 
 
 def truth(numbers: Iterable[int], keys: int) -> dict[int, tuple[int, int]]:
@@ -143,7 +143,7 @@ class Diary:
 
     def returned(self) -> set[int]:
         """Return the numbers whose deaf calls have ended."""
-        return {int(words[1]) for what, _, *words in self.entries() if what == "returns"}
+        return {int(words[0]) for what, _, *words in self.entries() if what == "returns"}
 
     def taken_by(self, pid: int) -> set[int]:
         """Return the partitions that a process has ever had."""

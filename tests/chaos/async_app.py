@@ -6,11 +6,13 @@ What it does with a number `async_account` says. It keeps a diary of what begins
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import pathlib
 import random
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 from async_account import DEAF_TO, failures, poison, put_off
@@ -21,11 +23,14 @@ from agentic.runtime import assignment, run_worker
 from agentic.runtime.deferrals import Parked
 from agentic.runtime.partition import SourcePartition
 from agentic.runtime.purge import Purge
+from agentic.stream import BlockingStream
 
 TOPIC = os.environ["CHAOS_TOPIC"]
 PUT_OFF_FOR = float(os.environ.get("CHAOS_PUT_OFF_FOR", "0.3"))
-#: Seconds for which calls about the first numbers ignore their cancellation; 0: they don't.
-DEAF_FOR = float(os.environ.get("CHAOS_DEAF_FOR", "0"))
+#: Until there is this file, calls about the first numbers do not end, and ignore their cancellation; None: all end.
+DEAF_UNTIL = pathlib.Path(path) if (path := os.environ.get("CHAOS_DEAF_UNTIL")) else None
+#: Does the agent block in threads, in place of awaiting?
+THREADS = "CHAOS_THREADS" in os.environ
 
 app = App("slow")
 numbers = app.topic(f"{TOPIC}-in", key=str, value=int)
@@ -34,42 +39,80 @@ refused = app.topic(f"{TOPIC}-refused", key=str, value=int)
 sums = app.table("sums", key=str, value=tuple[int, int])
 
 
+#: A number, how many its key has had, their sum, and who worked on it.
+Result = tuple[int, int, int, int]
+
+
 class Unavailable(Retryable):
     """What the service says now and then."""
 
 
-@app.agent(numbers, to=passed, concurrency=64, retry=Retry(attempts=4, first=0.005, max=0.02), dead_letter=refused)
-async def slow(stream: Stream[int]) -> AsyncIterator[tuple[int, int, int, int]]:
+def begin(stream: Stream[int] | BlockingStream[int], n: int) -> bool:
+    """Note that an attempt begins; return whether there is more to be done than to put the event off."""
+    event = stream.event
+    waited = isinstance(event.origin, Parked)
+    origin = "deferred" if waited else "read"
+    note("begins", event.partition, event.offset, stream.attempt, origin, time.time_ns() // 1_000_000, n)
+    if put_off(n) and not waited:
+        stream.defer(PUT_OFF_FOR)
+        return False
+    return True
+
+
+def is_deaf(stream: Stream[int] | BlockingStream[int], n: int) -> bool:
+    return DEAF_UNTIL is not None and n < DEAF_TO and stream.attempt == 1
+
+
+def conclude(stream: Stream[int] | BlockingStream[int], n: int) -> Result:
+    """Fail, or count the number and return what is to be said of it."""
+    if stream.attempt <= failures(n):
+        raise Unavailable(f"attempt {stream.attempt} at {n}")
+    if poison(n):
+        raise Poison(f"{n} is poison")
+    key = stream.event.key
+    count, total = sums.get(key, (0, 0))
+    sums[key] = count + 1, total + n
+    return n, count + 1, total + n, os.getpid()
+
+
+def may_end() -> bool:
+    return DEAF_UNTIL is not None and DEAF_UNTIL.exists()
+
+
+async def awaiting(stream: Stream[int]) -> AsyncIterator[Result]:
     async for n in stream:
-        event = stream.event
-        waited = isinstance(event.origin, Parked)
-        origin = "deferred" if waited else "read"
-        note("begins", event.partition, event.offset, stream.attempt, origin, time.time_ns() // 1_000_000, n)
-        if put_off(n) and not waited:
-            stream.defer(PUT_OFF_FOR)
-            continue
-        if DEAF_FOR and n < DEAF_TO and stream.attempt == 1:
-            await deaf(DEAF_FOR)
-            note("returns", event.partition, n)
-        else:
+        if begin(stream, n):
             await asyncio.sleep(random.uniform(0, 0.02))
-        if stream.attempt <= failures(n):
-            raise Unavailable(f"attempt {stream.attempt} at {n}")
-        if poison(n):
-            raise Poison(f"{n} is poison")
-        count, total = sums.get(event.key, (0, 0))
-        sums[event.key] = count + 1, total + n
-        yield n, count + 1, total + n, os.getpid()
+            if is_deaf(stream, n):
+                while not may_end():
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.sleep(0.05)
+                note("returns", n)
+            yield conclude(stream, n)
 
 
-async def deaf(seconds: float) -> None:
-    """Sleep, and let nobody wake one up."""
-    end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0:
-        try:
-            await asyncio.sleep(left)
-        except asyncio.CancelledError:
-            continue
+def blocking(stream: BlockingStream[int]) -> Iterator[Result]:
+    for n in stream:
+        if begin(stream, n):
+            time.sleep(random.uniform(0, 0.02))
+            if is_deaf(stream, n):
+                while not may_end():
+                    time.sleep(0.05)
+                note("returns", n)
+            yield conclude(stream, n)
+
+
+app.agent(
+    numbers,
+    to=passed,
+    name="slow",
+    tables=[sums],
+    concurrency=16 if THREADS else 64,
+    retry=Retry(attempts=4, first=0.005, max=0.02),
+    dead_letter=refused,
+    deferral=True,
+    threads=THREADS,
+)(blocking if THREADS else awaiting)
 
 
 def note(*words: object) -> None:

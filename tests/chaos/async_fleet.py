@@ -116,13 +116,14 @@ class AsyncScene(Scene):
             assert time.monotonic() < deadline, f"{otherwise}:{self._told(*self._workers)}"
             await self._read(0.05)
 
-    def workers_of(self, partitions: Iterable[int], numbers: Iterable[int]) -> set[int]:
-        """Return the processes whose outputs there are of numbers of these partitions."""
-        wanted, found = set(partitions), set()
-        for n in numbers:
-            if partition_of(key_of(n, self.keys).encode(), PARTITIONS) in wanted:
-                found |= {pid for _, _, pid in self.heard.said.get(n, ())}
-        return found
+    def numbers_of(self, partitions: Iterable[int], numbers: Iterable[int]) -> list[int]:
+        """Return those of some numbers that belong to some partitions."""
+        wanted = set(partitions)
+        return [n for n in numbers if partition_of(key_of(n, self.keys).encode(), PARTITIONS) in wanted]
+
+    def workers_of(self, numbers: Iterable[int]) -> set[int]:
+        """Return the processes whose outputs there are of numbers."""
+        return {pid for n in numbers for _, _, pid in self.heard.said.get(n, ())}
 
     def hear(self, topic: str, value: bytes) -> None:
         self.said.setdefault(_hear(self.heard, topic, value), [])
