@@ -15,6 +15,7 @@ from agentic.stream import HeadersLike, Reply, Stream
 from agentic.table import Aggregation, Change, Changes, GlobalTable, Inner, Table
 from agentic.topic import Regrouping, Source, Topic, is_async, name_of, unfiltered
 from agentic.uses import mentions, tables_used
+from agentic.windows import Emissions
 
 
 class Agent:
@@ -139,6 +140,11 @@ class Agent:
     def watched(self) -> tuple[Table[Any, Any], ...]:
         """The tables whose changes it reads."""
         return tuple(source.table for source in map(unfiltered, self.sources) if isinstance(source, Changes))
+
+    @property
+    def emissions(self) -> tuple[Emissions[Any], ...]:
+        """What it reads of windowed tables."""
+        return tuple(source for source in map(unfiltered, self.sources) if isinstance(source, Emissions))
 
     @cached_property
     def tables(self) -> tuple[Table[Any, Any], ...]:

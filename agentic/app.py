@@ -20,6 +20,7 @@ from agentic.metrics import Metrics
 from agentic.settings import Settings
 from agentic.table import GlobalTable, Table
 from agentic.topic import Filtered, Home, Source, Topic, nearest
+from agentic.windows import Windowable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -144,7 +145,7 @@ class App:
         changelog: bool = True,
         versioned: timedelta | None = None,
         check_keys: bool = True,
-    ) -> Table[Any, Any]:
+    ) -> Windowable[Any, Any]:
         """Declare a table: a dict that is partitioned, durable, and right after any crash.
 
         Args:
@@ -167,7 +168,7 @@ class App:
             raise ConfigurationError(f"table {name!r} is declared twice; keep the first in a variable and use that")
         if source is not None:
             _check_whole(name, source)
-        table: Table[Any, Any] = Table(
+        table: Windowable[Any, Any] = Windowable(
             self.home,
             name,
             key=key,

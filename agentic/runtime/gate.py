@@ -13,6 +13,7 @@ of a fixed size. An agent whose events have many children waits while there are 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,7 @@ class Gate:
         self.ended = False
         self.children = 0
         self._wake = wake
+        self._more: deque[Callable[[], None]] = deque()
         self._none_left = asyncio.Event()
         self._none_left.set()
 
@@ -55,8 +57,20 @@ class Gate:
         self.children -= 1
         if self.children == MOST - 1:
             self._wake()
+        if self._more and self.children == len(self._more):
+            asyncio.get_running_loop().call_soon(self._go_on)
         if not self.children:
             self._none_left.set()
+
+    def later(self, bear: Callable[[], None]) -> None:
+        """Call this when the children that are there are done: it has more of them. Until then it counts as one."""
+        self.born(1)
+        self._more.append(bear)
+
+    def _go_on(self) -> None:
+        if self._more and not self.ended:
+            self._more.popleft()()
+            self.done()
 
     def over(self) -> None:
         """The task has ended: nobody finishes what is under way."""
@@ -75,7 +89,40 @@ class Gate:
         self._wake()
 
 
-class Descent:
+class Inward:
+    """What comes from within a task: goes before other events, and on no account is left undone by a commit."""
+
+    __slots__ = ()
+
+
+class Emitted(Inward):
+    """Where what a windowed table emits comes from: see `agentic.stream.Origin`.
+
+    It has no offset that waits for it: the commit does, since it waits for all that the gate has counted.
+    """
+
+    __slots__ = ("_gate", "partition", "topic")
+
+    def __init__(self, topic: Any, partition: int, gate: Gate) -> None:
+        self.topic = topic
+        self.partition = partition
+        self._gate = gate
+
+    def retire(self, offset: int) -> bool:
+        self._gate.done()
+        return True
+
+    def adopt(self, offset: int, children: int) -> None:
+        # Each is counted once more when it is finished: by itself, and for its parent.
+        self._gate.born(children)
+
+    def idempotency_key(self, event: Any) -> str:
+        """The window's name: the same however often it comes out."""
+        window = event.value
+        return f"{self.topic.home.app}/{self.topic.name}/{event.key!r}/{window.start}-{window.end}"
+
+
+class Descent(Inward):
     """Where a child comes from: see `agentic.stream.Origin`. It retires with its parent's offset."""
 
     __slots__ = ("_ancestor", "_gate", "partition", "topic")

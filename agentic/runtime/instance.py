@@ -17,7 +17,7 @@ from agentic.core.times import seconds
 from agentic.errors import AgenticError, CodecError, ConfigurationError
 from agentic.metrics import Metrics
 from agentic.runtime.answers import Answers, Asked
-from agentic.runtime.gate import Descent
+from agentic.runtime.gate import Inward
 from agentic.runtime.letters import Policy
 from agentic.runtime.outbox import Outbox
 from agentic.runtime.tables import TableView
@@ -196,7 +196,7 @@ class Instance(Stream[T]):
         self._effects.append(topic.outgoing(topic.encode_key(key), value, headers, when, partition))
 
     def commit(self) -> Awaitable[None]:
-        if any(isinstance(event.origin, Descent) for event in self.current()):
+        if any(isinstance(event.origin, Inward) for event in self.current()):
             self.ask_commit()
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             done.set_result(None)

@@ -31,7 +31,7 @@ from agentic.errors import AgentFailed, AgenticError, AttemptTimeout, words
 from agentic.execution import INLINE, MOST_IN_FLIGHT
 from agentic.runtime.crew import Crew, Place, at
 from agentic.runtime.deferrals import Deferrals, Parked
-from agentic.runtime.gate import Descent
+from agentic.runtime.gate import Inward
 from agentic.runtime.instance import ApplyFailed, Outdated
 from agentic.runtime.lane import JOINED, NOTHING, Lane, Notes, Putting
 from agentic.runtime.letters import Policy
@@ -206,7 +206,7 @@ class Pool(Crew):
     def hindrance(self, tp: TopicPartition, offset: int) -> Hindrance | None:
         for station in self.stations:
             event = station.event
-            plain = event.origin.__class__ is not Parked and event.origin.__class__ is not Descent
+            plain = not isinstance(event.origin, Parked | Inward)
             if plain and (event.topic, event.partition, event.offset) == (*tp, offset):
                 failure = "" if station.failure is None else words(station.failure)
                 return Hindrance(self.agent.name, event.key, station.state.value, max(1, station.attempt), failure)
@@ -496,7 +496,7 @@ class Pool(Crew):
             return False
         key = event.raw_key
         if self.deferrals is not None and key is not None:
-            plain = event.origin.__class__ is not Descent and event.origin.__class__ is not Parked
+            plain = not isinstance(event.origin, Parked | Inward)
             if plain and self._waits_in_table(event, key):
                 self._park(event)
                 return False
@@ -663,7 +663,7 @@ class Pool(Crew):
     def _belongs_behind(self, event: Event) -> bool:
         """Does an event of its key that was put off hold an event back?"""
         assert self.deferrals is not None, "asked only then"
-        plain = event.origin.__class__ is not Parked and event.origin.__class__ is not Descent
+        plain = not isinstance(event.origin, Parked | Inward)
         return plain and event.raw_key is not None and self.deferrals.holds_back(event.raw_key)
 
     # -- an event failed ----------------------------------------------------------------------
@@ -949,4 +949,4 @@ class Pool(Crew):
 
 
 def _is_child(event: Event) -> bool:
-    return event.origin.__class__ is Descent
+    return isinstance(event.origin, Inward)

@@ -14,7 +14,7 @@ from typing import TypeVar
 from agentic.agent import Agent
 from agentic.errors import AgenticError
 from agentic.metrics import Metrics
-from agentic.runtime.gate import Descent, Gate
+from agentic.runtime.gate import Gate, Inward
 from agentic.runtime.instance import ApplyFailed, Instance
 from agentic.runtime.letters import Policy
 from agentic.runtime.outbox import Outbox
@@ -263,7 +263,7 @@ class WatchingSlot(Slot[T]):
     def put_back(self) -> None:
         self._forget()  # that they are not answered yet is noted when they begin
         for event in reversed(self.current()):
-            (self._waiting_children if isinstance(event.origin, Descent) else self._inbox).appendleft(event)
+            (self._waiting_children if isinstance(event.origin, Inward) else self._inbox).appendleft(event)
         self._also.clear()
         self.working_on = None
 
@@ -279,7 +279,7 @@ class WatchingSlot(Slot[T]):
 
     def drop_roots(self) -> None:
         """Leave to the next owner what waits and has no parent."""
-        self._inbox = deque(event for event in self._inbox if isinstance(event.origin, Descent))
+        self._inbox = deque(event for event in self._inbox if isinstance(event.origin, Inward))
 
     def close(self) -> None:
         self._waiting_children.clear()

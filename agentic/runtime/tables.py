@@ -9,23 +9,28 @@ Part of the hot path: a read is a look into the overlay and one into the cache.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agentic.codecs.json import Typed
 from agentic.codecs.raw import Raw, Text
 from agentic.core import versioned
 from agentic.core.partitioning import partition_of
+from agentic.core.sessions import SessionWindows
 from agentic.errors import AgenticError, CodecError, TableUnavailable, WrongPartition
 from agentic.state.buffer import Row, TableBuffer
 from agentic.state.keys import KeyFormat, key_format, prefix_end
+from agentic.state.window_keys import FIRST, WindowKeys
 from agentic.stream import Event, Origin
 from agentic.table import MISSING, Change, Table
 from agentic.topic import Topic
+from agentic.windows import WindowedTable
 
 if TYPE_CHECKING:
     from agentic.runtime.instance import Children, Instance
 
+_TIMES = struct.Struct(">qq")
 #: Types whose values stay what they are: the bytes of such a key can be remembered.
 IMMUTABLE = frozenset((str, bytes, int))
 #: Integers below this, either sign, are known to have bytes; others show it when they are assigned.
@@ -49,6 +54,8 @@ class Layout:
     def __init__(self, table: Table[Any, Any]) -> None:
         codec = table.value
         self.keys: KeyFormat = key_format(getattr(table.key, "declared", None), table.key)
+        #: All rows of the table itself are from this key on.
+        self.first = b""
         self.scalar: type | None = None
         self.load: Callable[[bytes], Any] = _as_it_is
         self.dump: Callable[[Any], bytes] = _as_it_is
@@ -61,6 +68,10 @@ class Layout:
             # An entry is what the versions of a key are: immutable, with values as the codec's bytes.
             self.scalar, self.load, self.dump = None, versioned.decode, versioned.encode
             self.value_of = _latest_by(codec.decode)
+        if isinstance(table, WindowedTable):
+            self.keys = WindowKeys(self.keys, sessions=isinstance(table.windowing, SessionWindows))
+            self.first = FIRST
+            self.dump = _with_times(self.dump)
         # The codec's own methods are plain functions of C: the hot path calls them directly.
         text = isinstance(table.key, Text)
         self.encode_key: Callable[[Any], bytes] = str.encode if text else self.keys.encode
@@ -88,6 +99,36 @@ def _latest_by(decode: Callable[[bytes], Any]) -> Callable[[Any], Any]:
 
 def _as_it_is(data: bytes) -> bytes:
     return data
+
+
+def _with_times(dump: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """What makes a stored value of an entry of windows, or of the row of their times."""
+
+    def either(entry: Any) -> bytes:
+        return entry.encode() if entry.__class__ is Times else dump(entry)
+
+    return either
+
+
+class Times(NamedTuple):
+    """The times of a windowed table, as a row of it.
+
+    Attributes:
+        time: its stream time, -1 before any event.
+        given: all windows that end at it or earlier have been given out.
+    """
+
+    time: int
+    given: int
+
+    def encode(self) -> bytes:
+        """Return its bytes: a store, and a changelog, keep it beside the windows."""
+        return _TIMES.pack(*self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Times:
+        """Return what `encode` has made bytes of."""
+        return cls(*_TIMES.unpack(data))
 
 
 class TableView:
@@ -292,6 +333,11 @@ class TableView:
     def _value(self, row: Row) -> Any:
         entry = row[0]
         return entry if entry is None or self._value_of is None else self._value_of(entry)
+
+    def wire_of(self, raw: bytes) -> bytes:
+        """Return the bytes, as in a record, of the key that a row belongs to."""
+        keys = self.layout.keys
+        return raw if keys.identity else keys.to_wire(raw)
 
     def lay_over(self, rows: Mapping[bytes, Row]) -> None:
         """Take over what another instance's event has written."""
@@ -534,10 +580,9 @@ class OwnRows(dict[bytes, Row]):
         self._order = order
 
     def __setitem__(self, raw: bytes, row: Row) -> None:
-        keys = self._view.layout.keys
-        wire = raw if keys.identity else keys.to_wire(raw)
+        wire = self._view.wire_of(raw)
         if self._order == "none" or all(wire != event.raw_key for event in self._instance.current()):
-            raise self._refuse(keys.decode(raw))
+            raise self._refuse(self._view.layout.keys.decode(raw))
         super().__setitem__(raw, row)
 
     def _refuse(self, key: Any) -> WrongPartition:

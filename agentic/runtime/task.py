@@ -20,7 +20,7 @@ from agentic.core.ledger import MAX_UNFINISHED
 from agentic.core.readers import most_in_flight
 from agentic.metrics import Metrics
 from agentic.runtime.crew import Brakes, Crew, Place, Views
-from agentic.runtime.gate import Descent, Gate
+from agentic.runtime.gate import Descent, Emitted, Gate
 from agentic.runtime.holding import Holding
 from agentic.runtime.instance import Children, Instance
 from agentic.runtime.outbox import Outbox
@@ -29,10 +29,13 @@ from agentic.runtime.pool import Pool
 from agentic.runtime.solo import Solo
 from agentic.runtime.state import TaskState
 from agentic.runtime.stores import Stores
+from agentic.runtime.tables import TableView
 from agentic.runtime.watch import Hindrance
+from agentic.runtime.windowing import Operator, Reader, WindowedView
 from agentic.settings import Settings
 from agentic.stream import Event, Origin
 from agentic.table import Table
+from agentic.windows import WindowedTable
 
 log = logging.getLogger("agentic.worker")
 
@@ -95,7 +98,10 @@ class Task:
         #: The tables that more than one of the agents uses.
         self._shared = frozenset(table for table, users in uses.items() if users > 1)
         #: Holds events back while children of others are under way; None where no event can have any.
-        self.gate = Gate(self._look_again) if watched else None
+        windowed = any(isinstance(table, WindowedTable) for table in self.tables)
+        self.gate = Gate(self._look_again) if watched or windowed else None
+        #: What keeps the time of windowed tables, once the agents run.
+        self.operators: dict[Table[Any, Any], Operator] = {}
         place = self._place = Place(
             task=name,
             partition=partition,
@@ -112,7 +118,9 @@ class Task:
             brakes=brakes,
             holding=holding,
             shared=self._shared,
-            timed=any(agent.deferred is not None for agent in agents) or any(table.ttl for table in self.tables),
+            timed=windowed
+            or any(agent.deferred is not None for agent in agents)
+            or any(table.ttl for table in self.tables),
         )
         self.crews: list[Crew] = [
             Solo(agent, place) if agent.serial else Pool(agent, place, _most(agent, agents)) for agent in agents
@@ -142,6 +150,8 @@ class Task:
         times = [time for source in self.sources.values() if (time := source.ledger.stream_time) is not None]
         # As Kafka Streams does; what was unfinished comes again, and is judged in the order of its offsets.
         self._place.clock = Clock(max(times, default=None))
+        if self.state is not None:
+            self.operators = {table: self._operator(table) for table in self.tables if isinstance(table, WindowedTable)}
         for crew in self.crews:
             crew.start(max(self._times(crew), default=NEVER))
 
@@ -149,11 +159,42 @@ class Task:
         """Return the tables of an instance's agent as it sees them."""
         if self.state is None:
             return {}
-        views = {table: self.state.view(table, instance) for table in instance.agent.tables}
+        views = {table: self._view(table, instance) for table in instance.agent.tables}
         for table, view in views.items():
-            view.watchers = self._watchers(table)
+            if not isinstance(table, WindowedTable):
+                view.watchers = self._watchers(table)
             view.shared = table in self._shared
         return views
+
+    def _view(self, table: Table[Any, Any], instance: Instance[Any]) -> TableView:
+        assert self.state is not None, "asked only then"
+        operator = self.operators.get(table)
+        if operator is None:
+            return self.state.view(table, instance)
+        assert isinstance(table, WindowedTable), "others have no operator"
+        layout, buffer = self.state.layout(table), self.state.buffers[table]
+        return WindowedView(table, layout, buffer, instance, self.partition, self._partitions, operator)
+
+    def _operator(self, table: WindowedTable[Any, Any]) -> Operator:
+        """Return what keeps a windowed table's time, and hands out what comes out of it."""
+        assert self.state is not None and self.gate is not None, "a task with tables has both by now"
+        writers = [crew for crew in self.crews if table in crew.agent.tables and table not in crew.agent.watched]
+        readers = [
+            Reader(crew, Emitted(source.topic, self.partition, self.gate), source)
+            for crew in self.crews
+            for source in crew.agent.emissions
+            if source.table is table
+        ]
+        count = self._metrics.counter
+        return Operator(
+            table,
+            self.state.layout(table),
+            self.state.buffers[table],
+            readers,
+            self.gate,
+            self.clock if any(isinstance(crew, Pool) for crew in writers) else None,
+            lambda reason, n: count("dropped", reason=reason).add(n),
+        )
 
     def _times(self, crew: Crew) -> list[int]:
         """How far the events had come, by their timestamps, that an agent has begun before a restart."""

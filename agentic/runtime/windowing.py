@@ -1,0 +1,551 @@
+"""A windowed table at work in one task: what its instances write, and what comes out of it.
+
+The *operator* has what all instances share: the table's stream time, which of its windows are
+closed, and when the others will be. A *view* is the table as one instance sees it; like any
+view it notes what the current event does, and applies it in one step when the event is
+complete. What comes out is handed to the agents that read it in that step, so that emission
+and commit are one.
+
+The times are a row of the table itself, so that a restart, or a new owner, judges lateness and
+goes on emitting exactly where the last commit was. Source: spec, B and C, and deviations 1 and 2.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from agentic.core.calendar import CalendarWindows
+from agentic.core.clock import Clock
+from agentic.core.emission import Ends
+from agentic.core.sessions import SessionWindows
+from agentic.core.sliding import SlidingWindows
+from agentic.core.windows import Refused, Row, Update
+from agentic.runtime.gate import Emitted, Gate
+from agentic.runtime.tables import Layout, TableView, Times
+from agentic.state.buffer import TableBuffer
+from agentic.state.envelope import unwrap
+from agentic.state.window_keys import FIRST, TIMES, WindowKeys
+from agentic.stream import Event
+from agentic.windows import Emissions, Late, Window, WindowedTable
+
+if TYPE_CHECKING:
+    from agentic.runtime.instance import Children, Instance
+
+#: Windows that are handed out at once; the next ones when the agents are done with these.
+BURST = 500
+#: Rows that are removed at once when they are not needed any more.
+SWEEP = 1_000
+
+
+class Reader(NamedTuple):
+    """Who reads what comes out: the crew, the origin of the events, and as it was declared."""
+
+    crew: Children
+    origin: Emitted
+    source: Emissions[Any]
+
+
+class Operator:
+    """One windowed table in one task.
+
+    Args:
+        readers: those that read what comes out.
+        gate: counts what they have not finished.
+        clock: the task's, where events of the table's agents run out of order: while one is in flight it keeps its
+            windows open. None where they don't.
+        drop: counts what is refused, by reason.
+
+    Attributes:
+        time: the table's stream time, -1 before any event.
+    """
+
+    def __init__(
+        self,
+        table: WindowedTable[Any, Any],
+        layout: Layout,
+        buffer: TableBuffer[Any],
+        readers: Sequence[Reader],
+        gate: Gate,
+        clock: Clock | None,
+        drop: Callable[[str, int], None],
+    ) -> None:
+        assert isinstance(layout.keys, WindowKeys), "a windowed table has such keys"
+        self.table = table
+        self.windowing = table.windowing
+        self.keys = layout.keys
+        self.buffer = buffer
+        self.clock = clock
+        self.time = -1
+        self.drop = drop
+        self._gate = gate
+        self._layout = layout
+        self.finals = [reader for reader in readers if reader.source.mode == "final"]
+        self.updates = [reader for reader in readers if reader.source.mode == "update"]
+        self.lates = [reader for reader in readers if reader.source.mode == "late"]
+        #: Of windows that all have one.
+        self._size: int | None = getattr(self.windowing, "size", None)
+        self._sessions = isinstance(self.windowing, SessionWindows)
+        self.ends = Ends(_session_order if self._sessions else _window_order)
+        #: For kinds that look for neighbours: key -> bounds of its windows, in order.
+        self.neighbours: dict[bytes, list[tuple[int, int]]] | None = (
+            {} if isinstance(self.windowing, SessionWindows | SlidingWindows) else None
+        )
+        #: How much longer than needed windows are kept, to be read or reopened.
+        self.extra = table.retention - table.least_retention
+        self._given = -1
+        self._due: Iterator[tuple[int, bytes]] | None = None
+        self._unneeded: deque[bytes] = deque()
+        self.emitted = 0
+        self._restore()
+
+    def _restore(self) -> None:
+        blob = self.buffer.store.get(self.buffer.name, TIMES)
+        if blob is not None:
+            self.time, self._given = Times.decode(unwrap(blob)[0])
+            self.ends.begin_at(self._given)
+        for name, _ in self.buffer.pairs({}, FIRST):
+            self._made(name)
+
+    # -- the index ----------------------------------------------------------------------------
+
+    def end_of(self, name: bytes) -> int:
+        """Return the end of a window, from its name."""
+        if self._sessions:
+            return self.keys.end(name)
+        start = self.keys.start(name)
+        if self._size is None:
+            assert isinstance(self.windowing, CalendarWindows), "others have one size"
+            return self.windowing.bounds(start)[1]
+        return start + self._size
+
+    def _made(self, name: bytes) -> None:
+        end = self.end_of(name)
+        self.ends.add(end, name)
+        if self.neighbours is not None:
+            bounds = (end, self.keys.start(name)) if self._sessions else (self.keys.start(name), end)
+            _insert(self.neighbours.setdefault(self.keys.key(name), []), bounds)
+
+    # -- time ---------------------------------------------------------------------------------
+
+    def close_at(self, time: int) -> int:
+        """Return the close time that goes with a stream time, held back by events in flight."""
+        if self.clock is not None and self.clock.now < time:
+            time = self.clock.now
+        return self.windowing.close(time)
+
+    # -- what comes out -----------------------------------------------------------------------
+
+    def value_of(self, entry: Any) -> Any:
+        """Return what is shown of a row's entry."""
+        value = entry if self._layout.value_of is None else self._layout.value_of(entry)
+        return value if self.table.shown is None else self.table.shown(value)
+
+    def show(self, value: Any) -> Any:
+        """Return what is shown of an aggregate."""
+        return value if value is None or self.table.shown is None else self.table.shown(value)
+
+    def hand_out(self, readers: Sequence[Reader], key: Any, wire: bytes, value: Any, timestamp: int) -> None:
+        """Give something to those who read it."""
+        self._gate.born(len(readers))
+        for crew, origin, _ in readers:
+            crew.put_child(Event(key, value, timestamp, -1, origin, wire, None))
+
+    def emit(self) -> None:
+        """Give out the windows that are closed by now, in order, and forget what is not needed any more."""
+        close = self.close_at(self.time)
+        given = self.windowing.last_closed(close)
+        if given > self._given:
+            self._given = given
+            self.note_times()
+            if self.finals:
+                if self._due is None:
+                    self._due = self._names_due(given)
+                    self._emit_some()
+                # Otherwise a burst is under way, and goes on to what is due by then.
+            else:
+                for _ in self.ends.due(given):
+                    continue
+        self._forget(close)
+
+    def _names_due(self, given: int) -> Iterator[tuple[int, bytes]]:
+        for end, names in self.ends.due(given):
+            for name in names:
+                yield end, name
+
+    def _emit_some(self) -> None:
+        """Give out a burst; the rest when the agents are done with it."""
+        assert self._due is not None, "there is something due"
+        keys, rows, load = self.keys, self.buffer.rows, self.buffer.load
+        decode, inner = keys.inner.decode, keys.inner
+        number = 0
+        for end, name in islice(self._due, BURST):
+            number += 1
+            entry, timestamp = rows.get(name) or load(name)
+            if entry is None:
+                continue  # it was erased, or has become part of another
+            raw = keys.key(name)
+            key = decode(raw)
+            wire = raw if inner.identity else inner.to_wire(raw)
+            window = Window(key, keys.start(name), end, self.value_of(entry), timestamp)
+            self.hand_out(self.finals, key, wire, window, timestamp)
+            self.emitted += 1
+        if number == BURST:
+            self._gate.later(self._emit_some)
+            return
+        self._due = None
+        if self.ends.next_due() is not None and self.ends.next_due() <= self._given:  # type: ignore[operator]
+            self._due = self._names_due(self._given)
+            self._gate.later(self._emit_some)
+            return
+        self._forget(self.close_at(self.time))
+
+    def note_times(self) -> None:
+        """Write the times beside the windows."""
+        self.buffer.apply({TIMES: (Times(self.time, self._given), max(self.time, 0))})
+
+    @property
+    def given(self) -> int:
+        """All windows that end at it or earlier have been given out."""
+        return self._given
+
+    def _forget(self, close: int) -> None:
+        """Remove rows that no event can need any more, some at a time."""
+        if self._due is not None:
+            return  # they may be on their way out
+        upto = self._forgettable(close)
+        if len(self._unneeded) < SWEEP:
+            for names in self.ends.expired(upto):
+                self._unneeded += names
+                if len(self._unneeded) >= SWEEP:
+                    break
+        removed: dict[bytes, tuple[Any, int]] = {}
+        for _ in range(min(SWEEP, len(self._unneeded))):
+            name = self._unneeded.popleft()
+            row = self.buffer.rows.get(name) or self.buffer.load(name)
+            if row[0] is not None:
+                removed[name] = (None, row[1])
+            if self.neighbours is not None:
+                self._leave(name)
+        if removed:
+            self.buffer.apply(removed)
+
+    def _forgettable(self, close: int) -> int:
+        """Return the greatest end of windows that may be forgotten."""
+        closed = self.windowing.last_closed(close)
+        if isinstance(self.windowing, SlidingWindows):
+            closed = min(closed, self.windowing.needed_until(close) + self.windowing.size - 1)
+        return closed - self.extra
+
+    def _leave(self, name: bytes) -> None:
+        assert self.neighbours is not None, "asked only then"
+        key = self.keys.key(name)
+        bounds = self.neighbours.get(key)
+        if bounds is None:
+            return
+        end, start = self.end_of(name), self.keys.start(name)
+        mine = (end, start) if self._sessions else (start, end)
+        if mine in bounds:
+            bounds.remove(mine)
+        if not bounds:
+            del self.neighbours[key]
+
+    # -- numbers ------------------------------------------------------------------------------
+
+    def behind(self) -> int | None:
+        """Return by how much stream time the oldest open window is from being closed; None without one."""
+        end = self.ends.next_due()
+        return None if end is None else end - self.windowing.last_closed(self.close_at(self.time))
+
+
+class WindowedView(TableView):
+    """See `agentic.windows.WindowView`; and `agentic.core.windows.Rows`, which it is for the operator's algorithm."""
+
+    __slots__ = (
+        "_before",
+        "_changed_neighbours",
+        "_drops",
+        "_finals",
+        "_fresh",
+        "_late",
+        "_operator",
+        "_pending",
+        "_time",
+        "_updates",
+        "_windowing",
+    )
+
+    def __init__(
+        self,
+        table: WindowedTable[Any, Any],
+        layout: Layout,
+        buffer: TableBuffer[Any],
+        slot: Instance[Any],
+        partition: int,
+        partitions: int,
+        operator: Operator,
+    ) -> None:
+        super().__init__(table, layout, buffer, slot, partition, partitions)
+        self._operator = operator
+        self._windowing = operator.windowing
+        self._keys = operator.keys.inner
+        self._reset()
+        self.overlay = {}
+
+    def _reset(self) -> None:
+        #: Has the current event done anything here?
+        self._pending = False
+        self._time = -1
+        self._finals = False
+        self._drops: list[str] = []
+        self._updates: list[tuple[Any, bytes, Update]] = []
+        self._late: list[tuple[Any, bytes, Late[Any]]] = []
+        self._fresh: list[bytes] = []
+        self._changed_neighbours: dict[bytes, list[tuple[int, int]]] = {}
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def add(self, key: Any, value: Any, timestamp: int | None) -> None:
+        event = self._slot.working_on
+        if key is None:
+            self._refuse("null_key")
+            return
+        raw = self._raw if key is self._key and event is self._event else self._admit(key, event)
+        assert event is not None, "else the key was refused"
+        if value is None and not self._windowing.takes_null:
+            self._refuse("null_value")
+            return
+        self._put_in(key, raw, value, event.timestamp if timestamp is None else timestamp)
+
+    def add_many(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if event.key is None:
+                self._refuse("null_key")
+            elif event.value is None and not self._windowing.takes_null:
+                self._refuse("null_value")
+            else:
+                raw = self._encode_key(event.key)
+                if raw != event.raw_key:
+                    self._check(raw, event.key)
+                self._put_in(event.key, raw, event.value, event.timestamp)
+
+    def _put_in(self, key: Any, raw: bytes, value: Any, timestamp: int) -> None:
+        if not self._pending:
+            self._touch()
+        operator = self._operator
+        time = max(operator.time, self._time, timestamp)
+        self._time = time
+        close = operator.close_at(time)
+        reopens = close - operator.extra if operator.table.late_policy == "reopen" else close
+        change = self._windowing.add(self, raw, value, timestamp, time, reopens, operator.table.aggregate)
+        self._finals = self._finals or change.finals
+        if change.refused:
+            self._note_late(key, raw, value, timestamp, change.refused, close)
+        if operator.updates or reopens < close:
+            self._updates += [(key, raw, update) for update in change.updates]
+
+    def _note_late(
+        self, key: Any, raw: bytes, value: Any, timestamp: int, refused: Iterable[Refused], close: int
+    ) -> None:
+        for start, end in refused:
+            self._drops.append("late")
+            if self._operator.lates:
+                self._late.append((key, raw, Late(key, value, timestamp, start, end, close - end)))
+
+    def _refuse(self, reason: str) -> None:
+        if self._slot.working_on is None:
+            raise self._no_event()
+        if not self._pending:
+            self._touch()
+        self._drops.append(reason)
+
+    def _touch(self) -> None:
+        self._pending = True
+        self._slot.touched.append(self)
+
+    # -- rows, as the algorithm sees them -----------------------------------------------------
+
+    def get(self, key: bytes, start: int, end: int) -> Row | None:  # type: ignore[override]
+        """See `Rows.get`."""
+        name = self._operator.keys.name(key, start, end)
+        row = self.overlay.get(name)
+        if row is None:
+            row = self._rows.get(name) or self._load(name)
+            if self.shared:
+                self.read.setdefault(name, row)
+        entry, timestamp = row
+        if entry is None:
+            return None
+        return Row(start, end, entry if self._value_of is None else self._value_of(entry), timestamp)
+
+    def starting(self, key: bytes, earliest: int, latest: int) -> Sequence[Row]:
+        """See `Rows.starting`."""
+        return self._found(key, ((s, e) for s, e in self._bounds(key) if earliest <= s <= latest))
+
+    def ending(self, key: bytes, earliest: int, latest_start: int) -> Sequence[Row]:
+        """See `Rows.ending`."""
+        return self._found(key, ((s, e) for e, s in self._bounds(key) if e >= earliest and s <= latest_start))
+
+    def _bounds(self, key: bytes) -> Sequence[tuple[int, int]]:
+        mine = self._changed_neighbours.get(key)
+        if mine is not None:
+            return mine
+        assert self._operator.neighbours is not None, "asked by those kinds alone"
+        return self._operator.neighbours.get(key, ())
+
+    def _found(self, key: bytes, bounds: Iterable[tuple[int, int]]) -> list[Row]:
+        return [row for start, end in bounds if (row := self.get(key, start, end)) is not None]
+
+    def put(self, key: bytes, row: Row) -> None:
+        """See `Rows.put`."""
+        name = self._operator.keys.name(key, row.start, row.end)
+        value = row.value
+        entry = value
+        if value.__class__ is not self._scalar:
+            entry = self._entry(value)
+        before = self.overlay.get(name) or self._rows.get(name) or self._load(name)
+        self.overlay[name] = (entry, row.timestamp)
+        if before[0] is None:
+            self._fresh.append(name)
+            if self._operator.neighbours is not None:
+                _insert(self._own_neighbours(key), self._mine(row.start, row.end))
+
+    def remove(self, key: bytes, start: int, end: int) -> None:  # type: ignore[override]
+        """See `Rows.remove`."""
+        name = self._operator.keys.name(key, start, end)
+        before = self.overlay.get(name) or self._rows.get(name) or self._load(name)
+        if before[0] is None:
+            return
+        self.overlay[name] = (None, before[1])
+        if self._operator.neighbours is not None:
+            self._own_neighbours(key).remove(self._mine(start, end))
+
+    def _mine(self, start: int, end: int) -> tuple[int, int]:
+        return (end, start) if isinstance(self._windowing, SessionWindows) else (start, end)
+
+    def _own_neighbours(self, key: bytes) -> list[tuple[int, int]]:
+        mine = self._changed_neighbours.get(key)
+        if mine is None:
+            mine = self._changed_neighbours[key] = list(self._bounds(key))
+        return mine
+
+    # -- the event is over --------------------------------------------------------------------
+
+    def apply(self) -> None:
+        operator = self._operator
+        if self.overlay:
+            self.buffer.apply(self.overlay)
+            self.overlay.clear()
+        for name in self._fresh:
+            operator.ends.add(operator.end_of(name), name)
+        if self._changed_neighbours:
+            neighbours = operator.neighbours
+            assert neighbours is not None, "noted only then"
+            for key, bounds in self._changed_neighbours.items():
+                if bounds:
+                    neighbours[key] = bounds
+                else:
+                    neighbours.pop(key, None)
+        for reason in self._drops:
+            operator.drop(reason, 1)
+        if self._time > operator.time:
+            operator.time = self._time
+            operator.note_times()
+        if self._updates:
+            self._hand_updates(self._updates)
+        for key, raw, late in self._late:
+            operator.hand_out(operator.lates, key, self._wire(raw), late, late.timestamp)
+        finals = self._finals
+        self._reset()
+        if finals:
+            operator.emit()
+
+    def _hand_updates(self, updates: Iterable[tuple[Any, bytes, Update]]) -> None:
+        operator = self._operator
+        for key, raw, update in updates:
+            window = Window(
+                key,
+                update.start,
+                update.end,
+                operator.show(update.value),
+                update.timestamp,
+                operator.show(update.old),
+            )
+            wire = self._wire(raw)
+            if operator.updates:
+                operator.hand_out(operator.updates, key, wire, window, update.timestamp)
+            if update.end <= operator.given and update.value is not None and operator.finals:
+                correction = Window(
+                    key, update.start, update.end, window.value, update.timestamp, window.old, correction=True
+                )
+                operator.hand_out(operator.finals, key, wire, correction, update.timestamp)
+
+    def _wire(self, raw: bytes) -> bytes:
+        inner = self._operator.keys.inner
+        return raw if inner.identity else inner.to_wire(raw)
+
+    def forget(self) -> None:
+        super().forget()
+        self._reset()
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def windows(self, key: Any, start: int, end: int) -> list[Window[Any, Any]]:
+        raw, _ = self._ours_of(key)
+        keys, operator = self._operator.keys, self._operator
+        if isinstance(self._windowing, SessionWindows):
+            bounds = sorted((s, e) for e, s in self._bounds(raw) if start <= s <= end)
+            rows = self._found(raw, bounds)
+            return [Window(key, r.start, r.end, operator.show(r.value), r.timestamp) for r in rows]
+        low, high = keys.name(raw, start, 0), keys.name(raw, min(end + 1, (1 << 63) - 1), 0)
+        return [
+            Window(key, keys.start(name), operator.end_of(name), operator.value_of(entry), timestamp)
+            for name, entry, timestamp in self.buffer.scan(self.overlay, low, high)
+            if entry is not None and keys.key(name) == raw
+        ]
+
+    def all_windows(self, start: int, end: int) -> list[Window[Any, Any]]:
+        found = [(window.start, raw, window) for raw, window in self._all() if start <= window.start <= end]
+        return [window for _, _, window in sorted(found, key=lambda each: each[:2])]
+
+    def sessions(self, earliest_end: int, latest_end: int) -> list[Window[Any, Any]]:
+        found = [
+            (window.end, window.start, raw, window)
+            for raw, window in self._all()
+            if earliest_end <= window.end <= latest_end
+        ]
+        return [window for _, _, _, window in sorted(found, key=lambda each: each[:3])]
+
+    def _all(self) -> Iterator[tuple[bytes, Window[Any, Any]]]:
+        if self._slot.working_on is None:
+            raise self._no_event()
+        keys, operator = self._operator.keys, self._operator
+        for name, entry, timestamp in self.buffer.scan(self.overlay, FIRST):
+            if entry is not None:
+                raw = keys.key(name)
+                key = keys.inner.decode(raw)
+                value = operator.value_of(entry)
+                yield raw, Window(key, keys.start(name), operator.end_of(name), value, timestamp)
+
+    def wire_of(self, raw: bytes) -> bytes:
+        return self._wire(self._operator.keys.key(raw))
+
+
+def _insert(bounds: list[tuple[int, int]], mine: tuple[int, int]) -> None:
+    """Put bounds in their place; most come last."""
+    if not bounds or bounds[-1] < mine:
+        bounds.append(mine)
+    elif mine not in bounds:
+        bounds.append(mine)
+        bounds.sort()
+
+
+def _window_order(name: bytes) -> bytes:
+    # Of one end, so of one start: by the key.
+    return name[:-8]
+
+
+def _session_order(name: bytes) -> tuple[bytes, bytes]:
+    return name[-8:], name[:-16]
