@@ -133,8 +133,8 @@ class Windowing(Protocol):
     def needed_until(self, close: int) -> int:
         """Return a time: closed windows that start before it matter to no event that may still come.
 
-        They may be forgotten once their result is out, if there is to be one (spec, deviation 1). One that is not closed
-        may start before it, if it is a session.
+        They may be forgotten once their result is out, if there is to be one (spec, deviation 1). A session that is
+        not closed may have started before it, too.
         """
 
     def add(

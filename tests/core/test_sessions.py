@@ -127,6 +127,15 @@ def test_a_late_record_would_have_been_a_session_of_its_own() -> None:
     assert [list(change.refused) for change in operator.changes] == [[], [(34, 34)], []]
 
 
+def test_what_is_closed_starts_before_the_time_needed() -> None:
+    windows = SessionWindows(10, grace=5)
+    close = windows.close(100)
+    assert close == 85
+    assert [end for end in range(80, 90) if windows.closed(end, close)] == [80, 81, 82, 83, 84]
+    assert windows.last_closed(close) == 84
+    assert windows.needed_until(close) == 85
+
+
 def test_an_aggregate_that_cannot_merge_is_named() -> None:
     with pytest.raises(ValueError, match="merge="):
         SessionWindows(10).add(MemoryRows(), b"a", 1, 0, 0, -10, Aggregate(int, max))
