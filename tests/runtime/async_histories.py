@@ -38,10 +38,12 @@ from agentic.execution import Emit, HotKey, OnExhausted, Order
 from agentic.runtime.pool import Pool
 from agentic.table import Table
 from agentic.testing import TestDriver
-from agentic.topic import Topic
+from agentic.topic import Outgoing, Topic
 
 #: Virtual seconds after which all must be done, whatever the plans say.
 ENOUGH = 4_000.0
+#: Events of one key, more than stations take of it.
+MANY = 90
 KEYS = ("a", "b", "c", "d", "e")
 ORDERS: Sequence[Order] = ("key", "key", "key", "partition", "none")
 EMITS: Sequence[Emit] = ("completion", "completion", "offset")
@@ -122,7 +124,7 @@ class Options:
             take=chance.choice((1, 1, 1, 1, 2, 3)),
             partitions=chance.choice((1, 1, 2, 3)),
             table=order != "none" and chance.random() < 0.6,
-            commit_interval=chance.choice((0.3, 1.0, 5.0)),
+            commit_interval=chance.choice((1.0, 5.0, 20.0)),
             rate=chance.choice((None, None, None, None, "2/s")),
             in_flight_bytes=chance.choice((None, None, None, 1, 30)),
             pin_limit=chance.choice((None, None, None, 8.0)),
@@ -267,10 +269,10 @@ class History:
                 self._meet(what)
                 self._check_commit()
             self._meet("send")
-            for _ in range(int(ENOUGH / 20)):
+            for _ in range(int(ENOUGH / 30)):
                 if self._all_done():
                     break
-                self._meet("advance", 20.0)
+                self._meet("advance", 30.0)
             self._meet("advance", 1.0)
             self._check_commit()
             self._check_end()
@@ -322,21 +324,28 @@ class History:
         """Write events to the log at once, for the worker to find."""
         chance, options = self.chance, self.options
         if options.hot_key == "park" and chance.random() < 0.3:
-            count = 90
+            count = MANY
+        records = []
         for _ in range(count):
-            key = None if chance.random() < 0.1 else chance.choice(KEYS[:1] if count == 90 else KEYS)
+            key = None if chance.random() < 0.1 else chance.choice(KEYS[:1] if count == MANY else KEYS)
             # Times need not rise; a log takes none before 0.
             when = max(0, int(self.driver._now()) + chance.randrange(-3_000, 1_000))
-            event = Input(len(self.inputs), key, when, self._plan() if count < 90 else [])
+            event = Input(len(self.inputs), key, when, self._plan() if count < MANY else [])
             self.inputs.append(event)
-            record = self.source.outgoing(self.source.encode_key(key), event.name, None, when, None)
-            self.driver._complete(self.driver._append(record))
+            records.append(self.source.outgoing(self.source.encode_key(key), event.name, None, when, None))
+        self.driver._complete(self._append(records))
         for partition in range(options.partitions):
             for offset, value in self._log("source", partition):
                 event = self.inputs[value]
                 event.partition, event.offset = partition, offset
                 self.by_place[partition, offset] = event
-        self.driver._loop.settle()
+
+    async def _append(self, records: Sequence[Outgoing]) -> None:
+        producer = self.driver._keeper.producer()
+        for record in records:
+            producer.send(*record)
+        await producer.flush()
+        await producer.close()
 
     def _turn(self, turns: int) -> None:
         """Let the loop make some turns, and stop wherever it is then."""
@@ -453,9 +462,12 @@ class History:
 
     def _check_order(self, out: list[list[int]], letters: list[list[int]]) -> None:
         options = self.options
+        # What was given up, and came again after a crash, may succeed then: it has lost its place.
+        dead = set(chain(*letters))
         for names in out:
-            first = list(dict.fromkeys(names))
-            if options.order == "key":
+            first = [name for name in dict.fromkeys(names) if name not in dead]
+            # What is parked by depth is committed before what stands before it, so a restart loses its place.
+            if options.order == "key" and not (options.hot_key == "park" and (self.killed or self.stopped)):
                 for key in KEYS:
                     of_key = [n for n in first if self.inputs[n].key == key and "pass by" not in self.inputs[n].met]
                     assert of_key == self._by_offset(of_key), f"key {key}: {of_key}"
@@ -502,8 +514,10 @@ class History:
         if self.options.delivery == "exactly_once" or not self.killed:
             assert rows == outputs
         else:
-            firsts = {key: list(dict.fromkeys(names)) for key, names in outputs.items()}
-            assert {key: list(dict.fromkeys(names)) for key, names in rows.items()} == firsts
+            # An output that is out may be of an event whose row was not committed: then both come again.
+            assert {key: set(names) for key, names in rows.items()} == {
+                key: set(names) for key, names in outputs.items()
+            }
 
 
 def run(seed: int) -> History:
@@ -536,7 +550,7 @@ def main() -> int:
                 raise
             failed += 1
             print(
-                f"seed {seed}: {type(error).__name__}: {str(error).splitlines()[0][:330]}\n    {error.__notes__[-1]}",
+                f"seed {seed}: {type(error).__name__}: {' '.join(str(error).split())[:400]}\n    {error.__notes__[-1]}",
                 flush=True,
             )
     seconds = time.monotonic() - began
