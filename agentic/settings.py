@@ -56,6 +56,13 @@ class Settings:
         "How long a task with several sources waits for one that is read to its end; "
         "None: not even for what is known to come.",
     )
+    idle_after: timedelta | None = _setting(
+        None, "Quiet after which event time moves on by itself, so that last windows come out. Unset: it waits."
+    )
+    max_ahead: timedelta | None = _setting(
+        None,
+        "How far event time may be ahead of the wall clock; what is further is refused. Unset: as far as it likes.",
+    )
     instance: str | None = _setting(
         None, "Static member id of this worker, unique in the group: a restart gets its partitions back."
     )

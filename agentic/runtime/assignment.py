@@ -109,7 +109,10 @@ class Assignment:
             if source is None:
                 continue  # a partition that went while its batch was on its way
             source.add(batch)
-            touched[self.tasks[self._task_id(batch.tp)]] = None
+            task = self.tasks[self._task_id(batch.tp)]
+            touched[task] = None
+            if batch.offsets:
+                task.heard()
         for task in touched:
             task.feed()
         if touched:

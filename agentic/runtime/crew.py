@@ -154,6 +154,11 @@ class Crew(ABC):
         """Events handed over and not completed."""
 
     @property
+    def parked(self) -> int:
+        """Events that were put off."""
+        return 0
+
+    @property
     @abstractmethod
     def sent(self) -> int:
         """Effects applied so far."""

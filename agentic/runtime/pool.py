@@ -192,6 +192,10 @@ class Pool(Crew):
         return len(self._inbox) + len(self._children) + len(self.stations)
 
     @property
+    def parked(self) -> int:
+        return 0 if self.deferrals is None else self.deferrals.parked
+
+    @property
     def sent(self) -> int:
         return self._sent_by_ended + self._applier.sent + sum(lane.sent for lane in self._lanes)
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from agentic.agent import Agent
@@ -26,6 +27,7 @@ from agentic.runtime.instance import Children, Instance
 from agentic.runtime.outbox import Outbox
 from agentic.runtime.partition import SourcePartition
 from agentic.runtime.pool import Pool
+from agentic.runtime.quiet import Quiet
 from agentic.runtime.solo import Solo
 from agentic.runtime.state import TaskState
 from agentic.runtime.stores import Stores
@@ -100,6 +102,7 @@ class Task:
         #: Holds events back while children of others are under way; None where no event can have any.
         windowed = any(isinstance(table, WindowedTable) for table in self.tables)
         self.gate = Gate(self._look_again) if watched or windowed else None
+        self._quiet: Quiet | None = None
         #: What keeps the time of windowed tables, once the agents run.
         self.operators: dict[Table[Any, Any], Operator] = {}
         place = self._place = Place(
@@ -152,6 +155,17 @@ class Task:
         self._place.clock = Clock(max(times, default=None))
         if self.state is not None:
             self.operators = {table: self._operator(table) for table in self.tables if isinstance(table, WindowedTable)}
+        if self.operators:
+            idle = self._settings.idle_after
+            self._quiet = Quiet(
+                self.name,
+                self.operators.values(),
+                None if idle is None else idle // timedelta(milliseconds=1),
+                self._is_quiet,
+                self._place.now,
+                self._moved_on,
+            )
+            self._quiet.heard()
         for crew in self.crews:
             crew.start(max(self._times(crew), default=NEVER))
 
@@ -215,6 +229,25 @@ class Task:
 
         return [(crew, origin) for crew in self.crews if table in crew.agent.watched]
 
+    def _is_quiet(self) -> bool:
+        """Is every source known to be read to its end, and nothing under way, put off or held back?"""
+        return (
+            all(source.caught_up and not source.buffer and source.poison is None for source in self.sources.values())
+            and not any(source.ledger.unfinished for source in self.sources.values())
+            and not any(crew.pending or crew.parked for crew in self.crews)
+            and not self._closing
+        )
+
+    def _moved_on(self, time: int) -> None:
+        """A quiet table's time has moved."""
+        self.clock.skip(time)
+        self._place.dirty()
+        self._progress()
+
+    def close_idle(self) -> bool:
+        """The input is used up: let what quiet would close be closed now; return whether there was anything."""
+        return self._quiet is not None and self._quiet.close_now()
+
     def _look_again(self) -> None:
         for crew in self.crews:
             crew.wake()
@@ -252,6 +285,11 @@ class Task:
         self.sources[source.tp] = source
         # Ties between equal timestamps go by topic and partition, whatever the order of arrival.
         self.sources = dict(sorted(self.sources.items()))
+
+    def heard(self) -> None:
+        """Records have come."""
+        if self._quiet is not None:
+            self._quiet.heard()
 
     def feed(self) -> None:
         """Hand over all events that may be chosen now."""
@@ -383,6 +421,8 @@ class Task:
         if self.gate is not None and self.started:
             await self._drain(deadline)
         self._closing = True
+        if self._quiet is not None:
+            self._quiet.end()
         if self._alarm is not None:
             self._alarm.cancel()
         for crew in self.crews:
@@ -412,6 +452,8 @@ class Task:
     async def cancel(self) -> None:
         """End the agents at once; what they work on is left to the next owner."""
         self._closing = True
+        if self._quiet is not None:
+            self._quiet.end()
         if self._alarm is not None:
             self._alarm.cancel()
         runs = [run for run in self._runs if not run.done()]

@@ -247,7 +247,11 @@ class Worker(Part):
         while True:
             assignment.progress.clear()
             if await self._all_done(assignment):
-                return
+                # What comes out of the last windows is work again.
+                closed = [task.close_idle() for task in assignment.tasks.values()]
+                if not any(closed):
+                    return
+                continue
             try:
                 await asyncio.wait_for(assignment.progress.wait(), 0.05)
             except TimeoutError:
