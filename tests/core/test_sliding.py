@@ -169,7 +169,7 @@ def test_what_is_forgotten_is_not_missed(sent: list[tuple[str, int]], size: int,
 def test_a_window_holds_the_records_within_its_bounds_that_no_window_refused(
     sent: list[tuple[str, int]], size: int, grace: int
 ) -> None:
-    """A record that its own closed window refused leaves no trace where no other window is open: later ones may miss it."""
+    """A record that its own closed window refused leaves no trace if no other window is open: later ones miss it."""
     operator = Operator(SlidingWindows(size, grace), AGGREGATES["concat"], final=True, forgets=True)
     time = -1
     came = []
