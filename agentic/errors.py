@@ -126,4 +126,5 @@ def words(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         # Let through, it would end the process at once: no commit, and no word of who it was.
         return f"it called sys.exit({'' if error.code is None else repr(error.code)}); to stop a worker send it SIGTERM"
-    return f"{type(error).__name__}: {error}"
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

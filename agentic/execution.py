@@ -141,6 +141,8 @@ class Execution:
             flag("deferral", deferral)
         exhausted = choice("on_exhausted", on_exhausted, OnExhausted, None)
         hot = choice("hot_key", hot_key, HotKey, "wait")
+        if hot == "park" and order not in (None, "key"):
+            raise refuse("hot_key", hot_key, f"keys have no order of their own with order={order!r}; leave one out")
         if deferral is False and (exhausted == "defer" or hot == "park"):
             which = "on_exhausted='defer'" if exhausted == "defer" else "hot_key='park'"
             raise ConfigurationError(f"agent {agent!r}: {which} puts events off, and deferral=False forbids it")
@@ -190,7 +192,7 @@ def _rate(agent: str, given: Any) -> float:
     try:
         return parse_rate(given)
     except ConfigurationError as error:
-        raise ConfigurationError(f"agent {agent!r}: rate_limit={given!r}: {error}") from None
+        raise ConfigurationError(f"agent {agent!r}: rate_limit: {error}") from None
 
 
 #: One event after the other, and a failed one meets the app's ``on_error``.

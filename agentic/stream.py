@@ -6,7 +6,7 @@ The classes here say what a stream promises; the worker has the one that does it
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar
@@ -300,7 +300,7 @@ class BlockingStream(ABC, Generic[T]):
 class Outlet(Protocol):
     """Takes what `Topic.send` is given: the current event's effects, or the worker's own producer."""
 
-    async def send(
+    def send(
         self,
         topic: Topic[Any, Any],
         key: Any,
@@ -308,7 +308,7 @@ class Outlet(Protocol):
         headers: HeadersLike | None,
         timestamp: int | datetime | None,
         partition: int | None,
-    ) -> None: ...
+    ) -> Coroutine[Any, Any, None]: ...
 
 
 #: The outlet of the code that runs: an agent's stream, or the app's own producer outside of agents.

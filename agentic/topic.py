@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -268,7 +268,7 @@ class Topic(Source[K, V]):
             -1 if partition is None else partition,
         )
 
-    async def send(
+    def send(
         self,
         value: V | None = None,
         *,
@@ -276,8 +276,8 @@ class Topic(Source[K, V]):
         headers: HeadersLike | None = None,
         timestamp: int | datetime | None = None,
         partition: int | None = None,
-    ) -> None:
-        """Send a record.
+    ) -> Awaitable[None]:
+        """Send a record, when what is returned is awaited.
 
         Inside an agent it is an effect of the current event: it goes out when the event is
         complete, or never. Elsewhere (tasks, lifespans, commands) it returns when the broker
@@ -294,7 +294,8 @@ class Topic(Source[K, V]):
         Raises:
             CodecError: key or value are not of the declared type.
             ValueError: a timestamp or a partition that can't be.
-            RuntimeError: no worker or session of this app is running.
+            RuntimeError: no worker or session of this app is running; or it is called in a thread of an agent,
+                which can't await it: there `BlockingStream.send` takes its place.
             DeliveryFailed: the broker refused the record (outside of agents).
         """
         outlet = current_outlet.get(None) or self.home.outlet
@@ -302,7 +303,7 @@ class Topic(Source[K, V]):
             raise RuntimeError(
                 f"topic {self.name!r}: send() needs a running worker; outside of one, use agentic.runtime.session(app)"
             )
-        await outlet.send(self, key, value, headers, timestamp, partition)
+        return outlet.send(self, key, value, headers, timestamp, partition)
 
     def __repr__(self) -> str:
         return f"<Topic {self.name}>"

@@ -45,6 +45,7 @@ class Row(msgspec.Struct, array_like=True):
         holds: does the task's clock wait for it?
         failures: attempts that have failed.
         reason: why it was put off.
+        since: when the first attempt on it began, on the wall clock in ms; 0: there was none.
     """
 
     due_at: int
@@ -59,6 +60,7 @@ class Row(msgspec.Struct, array_like=True):
     holds: bool
     failures: int = 0
     reason: str = ""
+    since: int = 0
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -164,15 +166,17 @@ class Deferrals:
 
     # -- putting off --------------------------------------------------------------------------
 
-    def put(self, event: Event, putting: Putting, failures: int, now: int) -> None:
+    def put(self, event: Event, putting: Putting, failures: int, now: int, since: int) -> None:
         """Put an event off. Its offset is to be retired in the same step.
 
         Args:
             now: the wall clock, in ms.
+            since: when the first attempt on it began, likewise.
         """
         blocks = putting.block_key and event.raw_key is not None
         due_at = now + round(putting.after * 1000)
         row = _row(event, due_at, blocks=blocks, holds=putting.hold is not None, failures=failures, why=putting.reason)
+        row.since = since
         if event.origin.__class__ is not Parked:
             self._wedge = None
             if blocks and row.key in self._dormant:

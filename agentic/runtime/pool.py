@@ -24,6 +24,7 @@ from typing import Any
 from agentic.agent import Agent
 from agentic.brokers.base import TopicPartition
 from agentic.core.adaptive import Adaptive
+from agentic.core.breaker import Circuit
 from agentic.core.ledger import MAX_SPAN
 from agentic.core.retry import Verdict, judge
 from agentic.core.stations import State, Station, Stations
@@ -357,8 +358,6 @@ class Pool(Crew):
     def _begin_swiftly(self, lane: Lane[Any], now: float) -> bool:
         """The same for the plain agent, nothing being ready: from the inbox to the agent in few steps."""
         stations, inbox = self.stations, self._inbox
-        if len(stations.executing) >= self.limit:
-            return False
         live, most = stations.live, self._most
         while inbox and len(live) < most:
             event = inbox[0]
@@ -380,9 +379,9 @@ class Pool(Crew):
 
     def _may_execute(self, now: float) -> bool:
         """May one more event begin, as far as numbers go? It has to, then: the brakes have counted it."""
-        if len(self.stations.executing) >= self.limit:
-            if self._adaptive is not None:
-                self._adaptive.saturated()
+        if self._adaptive is not None and len(self.stations.executing) >= self.limit:
+            # Otherwise there are no more lanes than events may be worked on at once.
+            self._adaptive.saturated()
             return False
         most = self._execution.max_in_flight_bytes
         if most is not None and self._bytes >= most:
@@ -516,7 +515,13 @@ class Pool(Crew):
                 station.hold = self.place.clock.issue(event.timestamp, station)
         else:
             station.failures = event.origin.failures
+            station.first_started_at = self._first_started(event.origin, now)
         return station.state is State.READY
+
+    def _first_started(self, origin: Parked, now: float) -> float | None:
+        """Return when the first attempt on an event that was put off began, by the loop's clock."""
+        since = origin.row.since
+        return None if not since else now - max(0, self.place.now() - since) / 1000
 
     def _passes(self, event: Event, now: float) -> bool:
         """Do the predicates of its source let an event through? One that does not pass is complete."""
@@ -571,11 +576,16 @@ class Pool(Crew):
         if self._in_order:
             notes = lane.detach()
             lane.let_go()
-            for station in stations[:-1]:
+            for station in stations:
                 station.work = JOINED
-            stations[-1].work = notes._replace(joined=stations[:-1])
+            # What comes before the first of them can't stand behind any of them.
+            first = min(stations, key=lambda station: station.number)
+            first.work = notes._replace(joined=stations)
             self._finished(stations)
-            self._apply_in_turn(stations[-1])
+            if any(station.state is State.ABANDONED for station in stations):
+                self._abandon(lambda station: station in stations)
+            else:
+                self._apply_in_turn(first)
             return
         lane.complete()
         lane.stations = []
@@ -603,35 +613,43 @@ class Pool(Crew):
 
     def _apply_in_turn(self, station: Station[Event]) -> None:
         """Apply what is done and has nothing unfinished before it."""
-        for each in self.stations.applicable(station):
-            notes: Notes = each.work
-            if notes is JOINED:
-                continue  # the last of those that it was taken with brings it along
-            if notes.putting is not None:
-                self._move(each, notes.putting)
-            try:
-                self._applier.apply([*(other.event for other in notes.joined), each.event], notes)
-            except Outdated as error:
-                log.debug("done again, what it had read was written meanwhile: %s", error)
-                for other in (each, *reversed(notes.joined)):
-                    self.stations.again(other, other.attempt)
-                self.place.metrics.counter("redone", agent=self.agent.name).add()
-                self._call()
-                return
-            except ApplyFailed as error:
-                self._stop(error)
-                return
-            except AgenticError as error:
-                if notes.given_up:
-                    self._stop(self._undeliverable(each, error))
+        # While one is applied, and parks what stands behind it, others may come to their turn.
+        while found := self.stations.applicable(station):
+            for each in found:
+                notes: Notes = each.work
+                if each.state is not State.DONE:
+                    continue  # it was taken with another, which has brought it along
+                if notes is JOINED:
+                    return  # the first of those that it was taken with is another source's
+                if notes.putting is not None:
+                    self._move(each, notes.putting)
+                together = notes.joined or [each]
+                try:
+                    self._applier.apply([other.event for other in together], notes)
+                except Outdated as error:
+                    log.debug("done again, what it had read was written meanwhile: %s", error)
+                    for other in reversed(together):
+                        self.stations.again(other, other.attempt)
+                    self.place.metrics.counter("redone", agent=self.agent.name).add()
+                    self._call()
                     return
-                for other in notes.joined:
-                    other.work = NOTHING
-                    self._exhausted(other, error, Verdict.EXHAUSTED, None)
-                self._exhausted(each, error, Verdict.EXHAUSTED, None)
-                return
-            for other in (*notes.joined, each):
-                self._retire(other)
+                except ApplyFailed as error:
+                    self._stop(error)
+                    return
+                except AgenticError as error:
+                    if notes.given_up:
+                        self._stop(self._undeliverable(each, error))
+                        return
+                    for other in together:
+                        other.work = NOTHING
+                    for other in together:
+                        self._exhausted(other, error, Verdict.EXHAUSTED, None)
+                    return
+                for other in together:
+                    self._retire(other)
+                for other in together:
+                    if other.source is not each.source:
+                        self._apply_in_turn(other)
 
     def _undeliverable(self, station: Station[Event], error: AgenticError) -> AgenticError:
         """A dead letter that can't be written: the event is not complete (rule 20)."""
@@ -653,6 +671,7 @@ class Pool(Crew):
             self._depth[key] -= 1
             if not self._depth[key]:
                 del self._depth[key]
+        parked: list[Station[Event]] = []
         while successor is not None and self._belongs_behind(successor.event):
             # What stood behind an event that was put off waits behind it in the table, too.
             self._park(successor.event, from_station=True)
@@ -660,9 +679,13 @@ class Pool(Crew):
                 self.place.clock.release(successor.hold)
             if self._depth is not None:
                 self._depth[successor.event.raw_key or b""] -= 1
+            parked.append(successor)
             successor = self.stations.withdraw(successor)
         if not self.stations.busy(key) and self.deferrals.wake(key):
             self._call()
+        if self._in_order:
+            for each in parked:
+                self._apply_in_turn(each)  # others of its source may have waited for it only
 
     def _belongs_behind(self, event: Event) -> bool:
         """Does an event of its key that was put off hold an event back?"""
@@ -687,7 +710,8 @@ class Pool(Crew):
     ) -> None:
         """An attempt on these events failed: say what becomes of each."""
         now = self._loop.time()
-        brakes, adaptive = self._brakes, self._adaptive
+        adaptive = self._adaptive
+        circuit = None if self._brakes is None else self._brakes.circuit
         for station in reversed(stations):
             # The ones behind go back first, so that they are there when the one before them is over.
             self._free(station)
@@ -696,8 +720,11 @@ class Pool(Crew):
         for station in stations:
             if station.state is not State.EXECUTING:
                 continue
-            station.failures += 1
             station.failure = error
+            if circuit is not None and circuit.state != "closed":
+                self._probe_failed(station, circuit, now)
+                continue
+            station.failures += 1
             elapsed = now - (now if station.first_started_at is None else station.first_started_at)
             verdict, delay = judge(
                 error,
@@ -709,11 +736,11 @@ class Pool(Crew):
             if adaptive is not None and verdict is not Verdict.POISON:
                 adaptive.failed(now)
                 self.limit = adaptive.limit
-            if brakes is not None and brakes.circuit is not None:
+            if circuit is not None:
                 if verdict is Verdict.POISON:
-                    brakes.circuit.abandoned(station.started_at)
+                    circuit.abandoned(station.started_at)
                 else:
-                    brakes.circuit.failed(now, station.started_at)
+                    circuit.failed(now, station.started_at)
             if verdict is Verdict.RETRY:
                 self._retries.add()
                 if delay > INLINE and self._may_defer(station.event):
@@ -726,6 +753,16 @@ class Pool(Crew):
             self._exhausted(station, error, verdict, failure)
             if self._failed:
                 return
+
+    def _probe_failed(self, station: Station[Event], circuit: Circuit, now: float) -> None:
+        """An attempt failed while the circuit is not closed: it says nothing of the event, and does not count."""
+        circuit.failed(now, station.started_at)
+        self._retries.add()
+        starts_at = circuit.starts_at()
+        due_at = now + INLINE if starts_at is None else max(now, starts_at)
+        station.first_started_at = None
+        self.stations.back_off(station, station.attempt, due_at)
+        self._arm(due_at)
 
     def _exhausted(
         self, station: Station[Event], error: BaseException, verdict: Verdict, failure: AgentFailed | None
@@ -749,7 +786,8 @@ class Pool(Crew):
             self._put_off([station], Putting(self._put_off_for(), words(error), True, "event"))
         else:
             done = "dead-lettered" if fate == "dead_letter" else "skipped"
-            log.error("%s%s; %s", failure, tries, done, exc_info=error)
+            # Poison is the agent's own word, and says all there is to say.
+            log.error("%s%s; %s", failure, tries, done, exc_info=None if verdict is Verdict.POISON else error)
             self._give_up(station, error, words(error), letter=fate == "dead_letter")
 
     def _put_off_for(self) -> float:
@@ -846,7 +884,9 @@ class Pool(Crew):
         """Write the row of an event that is put off; its offset is retired in the same step."""
         assert self.deferrals is not None, "asked before"
         log.info("put off for %g s: %r%s", putting.after, station.event, putting.reason and f": {putting.reason}")
-        self.deferrals.put(station.event, putting, station.failures, self.place.now())
+        now, started = self.place.now(), station.first_started_at
+        since = now if started is None else now - round((self._loop.time() - started) * 1000)
+        self.deferrals.put(station.event, putting, station.failures, now, since)
         self.place.dirty()
         self.place.metrics.counter("deferred", agent=self.agent.name).add()
 
@@ -918,8 +958,13 @@ class Pool(Crew):
     def _unpin(self, now: float) -> None:
         """Let nothing that has begun keep the commit position back for longer than the pin limit."""
         limit = self._execution.pin_limit
+        if self._brakes is not None and self._brakes.circuit is not None and self._brakes.circuit.state != "closed":
+            # What nobody can be done with is not given up for that: it waits, and the watch says so.
+            self._arm(now + INLINE)
+            return
         for station in self.stations:
-            since = station.first_started_at
+            parked = station.event.origin.__class__ is Parked
+            since = station.started_at if parked and station.attempt else station.first_started_at
             if since is None:
                 continue
             if now < since + limit:

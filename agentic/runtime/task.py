@@ -33,6 +33,7 @@ from agentic.runtime.state import TaskState
 from agentic.runtime.stores import Stores
 from agentic.runtime.tables import TableView
 from agentic.runtime.watch import Hindrance
+from agentic.runtime.window_numbers import WindowNumbers
 from agentic.runtime.windowing import Operator, Reader, WindowedView
 from agentic.settings import Settings
 from agentic.stream import Event, Origin
@@ -199,7 +200,6 @@ class Task:
             for source in crew.agent.emissions
             if source.table is table
         ]
-        count = self._metrics.counter
         return Operator(
             table,
             self.state.layout(table),
@@ -207,7 +207,7 @@ class Task:
             readers,
             self.gate,
             self.clock if any(isinstance(crew, Pool) for crew in writers) else None,
-            lambda reason, n: count("dropped", reason=reason).add(n),
+            WindowNumbers(self._metrics, self._settings, self.name, table.name),
         )
 
     def _times(self, crew: Crew) -> list[int]:
@@ -418,6 +418,8 @@ class Task:
         Returns:
             Whether all ended by themselves. Of one that did not, nothing is applied.
         """
+        if self._closing:
+            return True  # what did not end the first time will not, and has been told of
         if self.gate is not None and self.started:
             await self._drain(deadline)
         self._closing = True
@@ -463,8 +465,10 @@ class Task:
             run.cancel()
         if runs:
             await asyncio.wait(runs, timeout=CANCEL_TIMEOUT)
-        if stuck := [run.get_name() for run in runs if not run.done()]:
-            log.warning("does not end although it was cancelled: %s", ", ".join(stuck))
+        stuck = Counter(run.get_name() for run in runs if not run.done())
+        for name, number in stuck.items():
+            instances = "" if number == 1 else f" ({number} instances)"
+            log.warning("does not end although it was cancelled: %s%s", name, instances)
         for crew in self.crews:
             crew.abandon()
         if self.gate is not None:

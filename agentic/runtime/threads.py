@@ -15,13 +15,13 @@ import concurrent.futures
 import contextvars
 import queue
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypeVar
 
 from agentic.errors import AgenticError
 from agentic.runtime.lane import Lane
-from agentic.stream import BlockingStream, Event, HeadersLike
+from agentic.stream import BlockingStream, Event, HeadersLike, current_outlet
 from agentic.table import View, current_views, looked_at_in_loop
 from agentic.topic import Topic
 
@@ -196,6 +196,7 @@ class ThreadLane(Lane[T]):
         context = contextvars.copy_context()
         turn = Turn(f"agent {self.agent.name}", lambda: context.run(self._work, turn))
         context.run(current_views.set, {table: LoopView(view, turn) for table, view in self.views.items()})
+        context.run(current_outlet.set, _Nowhere(self.agent.name))
         context.run(looked_at_in_loop.set, lambda view: LoopView(view, turn))
         answer: Answer = _nothing
         while True:
@@ -240,6 +241,18 @@ class ThreadLane(Lane[T]):
             return
         for value in result:
             turn.call(self.note, value)
+
+
+class _Nowhere:
+    """What `Topic.send` finds in a thread: nobody there could await it."""
+
+    def __init__(self, agent: str) -> None:
+        self._agent = agent
+
+    def send(self, topic: Topic[Any, Any], *arguments: Any) -> Coroutine[Any, Any, None]:
+        raise RuntimeError(
+            f"agent {self._agent!r} runs in threads, where {topic!r} can't be awaited: write stream.send(topic, …)"
+        )
 
 
 def _nothing() -> None:

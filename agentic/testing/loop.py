@@ -8,6 +8,8 @@ for `VirtualLoop.advance`. What is outside of it works in real time, which is bo
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import heapq
 import os
 import selectors
 import socket
@@ -48,6 +50,29 @@ class _Selector(selectors.DefaultSelector):
         return []
 
 
+class _Timer(asyncio.TimerHandle):
+    """A timer that stands behind those of its time that were set before it."""
+
+    __slots__ = ("_number",)
+
+    def __init__(
+        self,
+        when: float,
+        number: int,
+        callback: Callable[..., object],
+        args: Any,
+        loop: asyncio.AbstractEventLoop,
+        context: contextvars.Context | None,
+    ) -> None:
+        super().__init__(when, callback, args, loop, context)
+        self._number = number
+
+    def __lt__(self, other: asyncio.TimerHandle) -> bool:
+        if isinstance(other, _Timer):
+            return (self.when(), self._number) < (other.when(), other._number)
+        return super().__lt__(other)
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """A loop on virtual time, driven by `settle` and `advance`.
 
@@ -61,6 +86,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._patience = patience
         self._outside_for = 0.0
         self._turns = 0
+        self._set = 0
         #: What threads of the executor do.
         self._jobs: dict[asyncio.Future[Any], Callable[..., Any]] = {}
         selector = _Selector()
@@ -71,6 +97,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._now
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Fire timers of one time in the order in which they were set, as nobody would expect otherwise."""
+        self._set += 1
+        timer = _Timer(when, self._set, callback, args, self, context)
+        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
+        timer._scheduled = True  # type: ignore[attr-defined]
+        return timer
 
     @property
     def outside(self) -> bool:
