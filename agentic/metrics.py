@@ -127,7 +127,24 @@ class Metrics:
     ``stream_time``           gauge    a task's stream time in ms, with concurrent agents (task)
     ``oldest_hold``           gauge    what holds it back, in ms (task, holder)
     ``redone``                counter  events done again since what they read was written meanwhile (agent)
+    ``windows_open``          gauge    windows that are not closed yet (task, table)
+    ``windows_late``          counter  values that came too late, once for each window (table)
+    ``oldest_window_end``     gauge    the least end of an open window, in ms (task, table)
+    ``oldest_window_left``    gauge    ms of stream time until it is closed, and what that waits for
+                                       (task, table, holder)
     ========================  =======  ==================================================
+
+    And those of KIP-825 of final results; they have the labels worker, task and table:
+
+    ============================  =======  ==============================================
+    name                          kind     what
+    ============================  =======  ==============================================
+    ``emit_final_records_total``  counter  windows given out by ``emit_final()``
+    ``emit_final_records_rate``   gauge    the same a second, over the last 30 s
+    ``emit_final_latency_max``    gauge    the longest that it took to give out closed windows, in
+                                           seconds (Kafka: ms), of the last 1,000 lots of up to 500
+    ``emit_final_latency_avg``    gauge    the mean of it
+    ============================  =======  ==============================================
     """
 
     def __init__(self) -> None:

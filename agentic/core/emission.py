@@ -18,8 +18,8 @@ class Ends:
     Args:
         order: gives what windows of one end are sorted by.
 
-    A window that was removed stays in the index until its end is given out: the caller passes over it. One that
-    is made again is there twice, and given out once.
+    The name of a window that was removed stays in the index until its end is given out: the caller passes over it. One
+    that is made again is there twice, and given out once.
     """
 
     def __init__(self, order: Callable[[bytes], Any]) -> None:
@@ -27,6 +27,9 @@ class Ends:
         self._named: dict[int, list[bytes]] = {}
         self._open: list[int] = []
         self._kept: list[int] = []
+        #: How many windows there are with each end that is open: of those that were removed names alone are left.
+        self._live: dict[int, int] = {}
+        self._open_windows = 0
         #: All ends up to this one have been given out by `due`.
         self._given = -1
 
@@ -41,13 +44,25 @@ class Ends:
             heappush(self._open if end > self._given else self._kept, end)
         else:
             named.append(name)
+        if end > self._given:
+            self._live[end] = self._live.get(end, 0) + 1
+            self._open_windows += 1
+
+    def removed(self, end: int) -> None:
+        """A window with this end is no more."""
+        if end > self._given:
+            self._live[end] -= 1
+            self._open_windows -= 1
 
     def begin_at(self, given: int) -> None:
         """Before the first window: all ends up to this one have been given out."""
         self._given = given
 
     def next_due(self) -> int | None:
-        """Return the least end that is open."""
+        """Return the least end that is open and has a window."""
+        while self._open and self._open[0] > self._given and not self._live[self._open[0]]:
+            end = heappop(self._open)
+            del self._live[end], self._named[end]
         return self._open[0] if self._open else None
 
     def due(self, upto: int) -> Iterator[tuple[int, list[bytes]]]:
@@ -56,6 +71,7 @@ class Ends:
             self._given = upto
         while self._open and self._open[0] <= upto:
             end = heappop(self._open)
+            self._open_windows -= self._live.pop(end)
             heappush(self._kept, end)
             yield end, sorted(set(self._named[end]), key=self._order)
 
@@ -71,4 +87,4 @@ class Ends:
 
     def open_windows(self) -> int:
         """How many windows are open."""
-        return sum(len(self._named[end]) for end in self._open)
+        return self._open_windows

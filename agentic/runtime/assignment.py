@@ -21,7 +21,7 @@ from agentic.runtime.checkpoint import Outcome
 from agentic.runtime.crew import Brakes
 from agentic.runtime.groups import groups, name_of
 from agentic.runtime.holding import Holding
-from agentic.runtime.numbers import report_pools
+from agentic.runtime.numbers import report_pools, report_windows
 from agentic.runtime.outbox import AGAIN, Outbox
 from agentic.runtime.partition import SourcePartition
 from agentic.runtime.recovery import Recovery
@@ -145,6 +145,7 @@ class Assignment:
         self._metrics.keep("table_rows", ("table", "partition"), rows)
         self.watch.report()
         report_pools(self._metrics, self.tasks.values(), self._brakes)
+        report_windows(self._metrics, self.tasks.values(), self._settings)
         self._metrics.keep(
             "skipped_again",
             ("topic", "partition"),

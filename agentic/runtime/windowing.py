@@ -13,8 +13,9 @@ goes on emitting exactly where the last commit was. Source: spec, B and C, and d
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agentic.core.calendar import CalendarWindows
@@ -25,6 +26,7 @@ from agentic.core.sliding import SlidingWindows
 from agentic.core.windows import Refused, Row, Update
 from agentic.runtime.gate import Emitted, Gate
 from agentic.runtime.tables import Layout, TableView, Times
+from agentic.runtime.window_numbers import WindowNumbers
 from agentic.state.buffer import TableBuffer
 from agentic.state.envelope import unwrap
 from agentic.state.window_keys import FIRST, TIMES, WindowKeys
@@ -56,7 +58,7 @@ class Operator:
         gate: counts what they have not finished.
         clock: the task's, where events of the table's agents run out of order: while one is in flight it keeps its
             windows open. None where they don't.
-        drop: counts what is refused, by reason.
+        numbers: counts what is refused, and what comes out.
 
     Attributes:
         time: the table's stream time, -1 before any event.
@@ -70,7 +72,7 @@ class Operator:
         readers: Sequence[Reader],
         gate: Gate,
         clock: Clock | None,
-        drop: Callable[[str, int], None],
+        numbers: WindowNumbers,
     ) -> None:
         assert isinstance(layout.keys, WindowKeys), "a windowed table has such keys"
         self.table = table
@@ -79,7 +81,8 @@ class Operator:
         self.buffer = buffer
         self.clock = clock
         self.time = -1
-        self.drop = drop
+        self.numbers = numbers
+        self.drop = numbers.dropped
         self._gate = gate
         self._layout = layout
         self.finals = [reader for reader in readers if reader.source.mode == "final"]
@@ -98,7 +101,6 @@ class Operator:
         self._given = -1
         self._due: Iterator[tuple[int, bytes]] | None = None
         self._unneeded: deque[bytes] = deque()
-        self.emitted = 0
         self._restore()
 
     def _restore(self) -> None:
@@ -180,7 +182,8 @@ class Operator:
         assert self._due is not None, "there is something due"
         keys, rows, load = self.keys, self.buffer.rows, self.buffer.load
         decode, inner = keys.inner.decode, keys.inner
-        number = 0
+        number = emitted = 0
+        began = perf_counter()
         for end, name in islice(self._due, BURST):
             number += 1
             entry, timestamp = rows.get(name) or load(name)
@@ -191,7 +194,9 @@ class Operator:
             wire = raw if inner.identity else inner.to_wire(raw)
             window = Window(key, keys.start(name), end, self.value_of(entry), timestamp)
             self.hand_out(self.finals, key, wire, window, timestamp)
-            self.emitted += 1
+            emitted += 1
+        if emitted:
+            self.numbers.emitted(emitted, perf_counter() - began)
         if number == BURST:
             self._gate.later(self._emit_some)
             return
@@ -269,6 +274,7 @@ class WindowedView(TableView):
         "_drops",
         "_finals",
         "_fresh",
+        "_gone",
         "_late",
         "_operator",
         "_pending",
@@ -303,6 +309,7 @@ class WindowedView(TableView):
         self._updates: list[tuple[Any, bytes, Update]] = []
         self._late: list[tuple[Any, bytes, Late[Any]]] = []
         self._fresh: list[bytes] = []
+        self._gone: list[bytes] = []
         self._changed_neighbours: dict[bytes, list[tuple[int, int]]] = {}
 
     # -- writing ------------------------------------------------------------------------------
@@ -419,6 +426,7 @@ class WindowedView(TableView):
         if before[0] is None:
             return
         self.overlay[name] = (None, before[1])
+        self._gone.append(name)
         if self._operator.neighbours is not None:
             self._own_neighbours(key).remove(self._mine(start, end))
 
@@ -440,6 +448,8 @@ class WindowedView(TableView):
             self.overlay.clear()
         for name in self._fresh:
             operator.ends.add(operator.end_of(name), name)
+        for name in self._gone:
+            operator.ends.removed(operator.end_of(name))
         if self._changed_neighbours:
             neighbours = operator.neighbours
             assert neighbours is not None, "noted only then"
