@@ -4,9 +4,9 @@ A history is made of a seed: an agent with random options, events each with a pl
 attempt takes, and how it ends), and what happens meanwhile: time, crashes at any turn of the loop,
 stops in order. It runs on the worker itself, on a log in memory and virtual time.
 
-The model is small. However it went, at the end each event has its output, or its dead letter:
-exactly one of one of them under exactly-once, and under at-least-once unless something was killed; at
-least one in any case. Outputs, and the table that each event writes its name to, have the order that
+The model is small. However it went, at the end each event has its output or its dead letter:
+one of them, once, under exactly-once, and under at-least-once too unless something was killed; at
+least once in any case. Outputs, and the table that each event writes its name to, have the order that
 was asked for. And at any time, what is committed as done has taken effect, or was put off.
 
 Run as a program it tries any number of histories: ``python tests/runtime/async_histories.py 100000``.
@@ -22,19 +22,18 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
+from async_plans import KEYS, Input, Options, random_plan
 
 from agentic import App, Fatal, Poison, Retry, RetryLater, Stream
 from agentic.brokers.base import TopicPartition
 from agentic.brokers.memory import Log, MemoryStore
 from agentic.core.metadata import MAX_LENGTH, decode
 from agentic.errors import AgenticError
-from agentic.execution import Emit, HotKey, OnExhausted, Order
 from agentic.runtime.pool import Pool
 from agentic.table import Table
 from agentic.testing import TestDriver
@@ -44,91 +43,6 @@ from agentic.topic import Outgoing, Topic
 ENOUGH = 4_000.0
 #: Events of one key, more than stations take of it.
 MANY = 90
-KEYS = ("a", "b", "c", "d", "e")
-ORDERS: Sequence[Order] = ("key", "key", "key", "partition", "none")
-EMITS: Sequence[Emit] = ("completion", "completion", "offset")
-WITHOUT: Sequence[OnExhausted] = ("dead_letter", "dead_letter", "skip")
-WITH_DEFERRAL: Sequence[OnExhausted] = (*WITHOUT, "defer")
-#: How an attempt that is not the last may end.
-TROUBLE = ("fail", "fail", "fail", "hang", "stubborn", "later", "defer", "pass by")
-
-
-@dataclass
-class Act:
-    """What one attempt does: after so many seconds it ends so; `after` is how long it puts the event off."""
-
-    how: str
-    latency: float
-    after: float = 0.0
-
-
-@dataclass
-class Input:
-    """An event. Its attempts do what the plan says, one after the other; those beyond it succeed."""
-
-    name: int
-    key: str | None
-    timestamp: int
-    plan: list[Act]
-    partition: int = -1
-    offset: int = -1
-    #: What attempts did so far.
-    acts: list[str] = field(default_factory=list)
-    #: What its attempts met with, if others that were taken with it said how they end.
-    met: set[str] = field(default_factory=set)
-
-    def next_act(self, timeout: float | None) -> Act:
-        act = self.act(len(self.acts))
-        self.acts.append("late" if timeout is not None and act.latency >= timeout else act.how)
-        return act
-
-    def act(self, number: int) -> Act:
-        return self.plan[number] if number < len(self.plan) else Act("ok", 0.0)
-
-
-@dataclass
-class Options:
-    """Of the agent, and of what happens to it."""
-
-    delivery: str
-    order: Order
-    emit: Emit
-    concurrency: int | Literal["auto"]
-    attempts: int
-    timeout: float | None
-    on_exhausted: OnExhausted
-    deferral: bool
-    hot_key: HotKey
-    take: int
-    partitions: int
-    table: bool
-    commit_interval: float
-    rate: str | None
-    in_flight_bytes: int | None
-    pin_limit: float | None
-
-    @classmethod
-    def random(cls, chance: random.Random) -> Options:
-        order: Order = chance.choice(ORDERS)
-        deferral = chance.random() < 0.5
-        return cls(
-            delivery=chance.choice(("at_least_once", "exactly_once")),
-            order=order,
-            emit=chance.choice(EMITS),
-            concurrency=chance.choice((1, 2, 3, 8, 64, "auto")),
-            attempts=chance.choice((1, 2, 3, 5)),
-            timeout=chance.choice((None, 1.5, 4.0)),
-            on_exhausted=chance.choice(WITH_DEFERRAL if deferral else WITHOUT),
-            deferral=deferral,
-            hot_key="park" if deferral and order == "key" and chance.random() < 0.2 else "wait",
-            take=chance.choice((1, 1, 1, 1, 2, 3)),
-            partitions=chance.choice((1, 1, 2, 3)),
-            table=order != "none" and chance.random() < 0.6,
-            commit_interval=chance.choice((1.0, 5.0, 20.0)),
-            rate=chance.choice((None, None, None, None, "2/s")),
-            in_flight_bytes=chance.choice((None, None, None, 1, 30)),
-            pin_limit=chance.choice((None, None, None, 8.0)),
-        )
 
 
 class History:
@@ -141,9 +55,6 @@ class History:
     def __init__(self, seed: int) -> None:
         chance = self.chance = random.Random(seed)
         self.options = options = Options.random(chance)
-        if options.concurrency == 1 and options.table and chance.random() < 0.3:
-            options.order = "none"
-            options.table = False
         self.killed = self.stopped = False
         self.inputs: list[Input] = []
         self.by_place: dict[tuple[int, int], Input] = {}
@@ -187,6 +98,7 @@ class History:
         async def one(stream: Stream[int]) -> Any:
             async for name in stream:
                 event = self.inputs[name]
+                event.counted.append(stream.attempt)
                 if await self._act(stream, [event]):
                     if rows is not None and event.key is not None:
                         rows[event.key] = [*rows[event.key], name]
@@ -235,26 +147,6 @@ class History:
         return True
 
     # -- what happens -------------------------------------------------------------------------
-
-    def _plan(self) -> list[Act]:
-        chance, options = self.chance, self.options
-
-        def latency() -> float:
-            return chance.choice((0.0, 0.0, 0.0, 0.1, 0.3, 1.0, 2.0))
-
-        plan = []
-        for _ in range(chance.choice((0, 0, 0, 1, 1, 2, 4))):
-            how = chance.choice(TROUBLE)
-            if how in ("defer", "pass by") and not options.deferral:
-                how = "fail"
-            if how == "later" and options.attempts == 1:
-                how = "fail"  # it is tried again although nothing was declared, within bounds of its own
-            if how in ("hang", "stubborn"):
-                plan.append(Act(how, 6.0))
-            else:
-                plan.append(Act(how, latency(), chance.choice((0.0, 0.7, 3.0, 40.0))))
-        last = chance.choice(("ok",) * 16 + ("poison", "reject", "reject", "fatal" if chance.random() < 0.2 else "ok"))
-        return [*plan, Act(last, latency())]
 
     def run(self) -> None:
         """Run it and compare.
@@ -330,7 +222,7 @@ class History:
             key = None if chance.random() < 0.1 else chance.choice(KEYS[:1] if count == MANY else KEYS)
             # Times need not rise; a log takes none before 0.
             when = max(0, int(self.driver._now()) + chance.randrange(-3_000, 1_000))
-            event = Input(len(self.inputs), key, when, self._plan() if count < MANY else [])
+            event = Input(len(self.inputs), key, when, random_plan(chance, options) if count < MANY else [])
             self.inputs.append(event)
             records.append(self.source.outgoing(self.source.encode_key(key), event.name, None, when, None))
         self.driver._complete(self._append(records))
@@ -441,10 +333,11 @@ class History:
     def _check_fate(self, event: Input, ways: tuple[int, int]) -> None:
         """Without crashes an event's fate is what its plan says, and it is begun no more often."""
         options = self.options
-        failures = done = 0
+        failures = 0
+        counted: list[int] = []
         while True:
-            act = event.act(done)
-            done += 1
+            act = event.act(len(counted))
+            counted.append(failures + 1)
             late = options.timeout is not None and act.latency >= options.timeout
             if late or act.how in ("fail", "hang", "stubborn", "later"):
                 failures += 1
@@ -458,12 +351,14 @@ class History:
                 fate = (1, 0)
                 break
         assert ways == fate, f"{event} has {ways} outputs and dead letters, and its plan says {fate}"
-        assert len(event.acts) == done, f"{event} was begun {len(event.acts)} times, not {done}"
+        assert event.counted == counted, f"{event} was begun as {event.counted}, not as {counted}"
 
     def _check_order(self, out: list[list[int]], letters: list[list[int]]) -> None:
         options = self.options
         # What was given up, and came again after a crash, may succeed then: it has lost its place.
         dead = set(chain(*letters))
+        if self.killed:
+            dead.update(event.name for event in self.inputs if self._may_be_skipped(event))
         for names in out:
             first = [name for name in dict.fromkeys(names) if name not in dead]
             # What is parked by depth is committed before what stands before it, so a restart loses its place.
