@@ -353,6 +353,7 @@ class History:
             if station.event.state == "READY":
                 freed = self.stations.withdraw(station)
                 assert freed is self.over(station)
+                self.apply(station, b)  # others may have waited for it only
             else:
                 with pytest.raises(AssertionError, match="withdrawn"):
                     self.stations.withdraw(station)

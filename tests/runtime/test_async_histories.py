@@ -19,7 +19,7 @@ from agentic import App, Stream
 from agentic.testing import TestDriver
 from agentic.topic import Topic
 
-HISTORIES = int(os.environ.get("AGENTIC_TEST_HISTORIES", "1200"))
+HISTORIES = int(os.environ.get("AGENTIC_TEST_HISTORIES", "1000"))
 SEED = int(os.environ.get("AGENTIC_TEST_SEED", "1"))
 #: Parts that run in parallel.
 PARTS = 4
