@@ -181,8 +181,9 @@ class Windows(Generic[K]):
 
     def reduce(self, fn: Callable[[Any, Any], Any]) -> WindowedTable[K, Any]:
         """Make one value of all: ``fn(total, value)`` is the next total, and the first value the first total."""
-        plain = self._plain("reduce", fn)
-        return self._declare("reduce", Aggregate(_nothing, plain, plain, first=_itself), None)
+        if not callable(fn) or is_async(fn):
+            raise self._wrong("reduce", f"{name_of(fn)} is no plain function of the total and the value")
+        return self._declare("reduce", Aggregate(_nothing, fn, fn, first=_itself), None)
 
     def aggregate(
         self,
@@ -201,7 +202,8 @@ class Windows(Generic[K]):
             ConfigurationError: one of them is no plain function, or `merge` is missing.
         """
         for name, each in (("initial", initial), ("fn", fn), ("merge", merge)):
-            if each is not None and (not callable(each) or is_async(each)):
+            optional = name == "merge" and each is None
+            if not optional and (not callable(each) or is_async(each)):
                 raise self._wrong("aggregate", f"{name}={name_of(each)} is no plain function")
         return self._declare("aggregate", Aggregate(initial, fn, merge), None)
 
@@ -330,7 +332,12 @@ class WindowedTable(Table[K, V]):
                 f"table {self.name!r}: on_close={name_of(on_close)} is no plain function of the window"
             )
         found = self._source("final")
-        if on_close is not None:
+        if on_close is not None and on_close is not found.on_close:
+            if found.on_close is not None:
+                raise ConfigurationError(
+                    f"table {self.name!r}: on_close={name_of(on_close)}, and {name_of(found.on_close)} was given "
+                    "before: a window is closed once, for all that read it; make one function of the two"
+                )
             found.on_close = on_close
         return found
 
@@ -556,7 +563,8 @@ def _duration(table: Table[Any, Any], option: str, given: Any, *, least: int) ->
 
 
 def _grace(table: Table[Any, Any], options: dict[str, Any]) -> int:
-    return _duration(table, "grace", options.get("grace") or timedelta(0), least=0)
+    grace = options.get("grace")
+    return 0 if grace is None else _duration(table, "grace", grace, least=0)
 
 
 def _options(table: Table[Any, Any], options: dict[str, Any], least: int) -> dict[str, Any]:
@@ -565,7 +573,7 @@ def _options(table: Table[Any, Any], options: dict[str, Any], least: int) -> dic
         raise ConfigurationError(
             f"table {table.name!r}: windows take grace=, retention=, idle_after= and late=, not {sorted(unknown)}"
         )
-    retention, idle_after, late = options.get("retention"), options.get("idle_after"), options.get("late") or "drop"
+    retention, idle_after, late = options.get("retention"), options.get("idle_after"), options.get("late", "drop")
     kept = least if retention is None else _duration(table, "retention", retention, least=0)
     if kept < least:
         raise ConfigurationError(
