@@ -431,7 +431,8 @@ class App:
                     "back to it for ever; give dead letters a topic that this app does not read"
                 )
             for table in agent.watched:
-                if not any(table in other.tables and other.topics for other in self.processors() if other is not agent):
+                others = [other for other in self.processors() if other is not agent]
+                if not any(table in other.tables and table not in other.watched for other in others):
                     raise ConfigurationError(
                         f"agent {agent.name!r} reads the changes of table {table.name!r}, and nothing changes it: "
                         "no topic fills it, and no other agent uses it"

@@ -44,6 +44,12 @@ class Hold:
         self.at = at
         self.owner = owner
 
+    def release(self) -> None:
+        """Take it away. See `Clock.release`."""
+        if self._clock is None:
+            raise ValueError(f"{self!r} was released before")
+        self._clock.release(self)
+
     def __repr__(self) -> str:
         return f"Hold(at={self.at}, owner={self.owner!r})"
 

@@ -22,6 +22,7 @@ from agentic.runtime.instance import Instance
 from agentic.runtime.outbox import Outbox
 from agentic.runtime.tables import TableView
 from agentic.runtime.watch import Hindrance
+from agentic.runtime.windowing import Operator
 from agentic.settings import Settings
 from agentic.stream import Event
 from agentic.table import Table
@@ -70,6 +71,7 @@ class Place:
         dirty: told when there is something to commit that no record has brought.
         brakes: by the name of the agent.
         shared: the tables that more than one of the agents uses.
+        base_of: gives the lowest unfinished offset of a topic's partition, None while nothing is known of it.
         holding: by the name of the agent, what a test lets its events wait for when they are done.
         timed: does anything in the task go by its clock?
         clock: the task's stream time, held back by what is in flight.
@@ -87,6 +89,7 @@ class Place:
     drained: Callable[[Crew], None]
     now: Callable[[], int]
     dirty: Callable[[], None]
+    base_of: Callable[[str, int], int | None]
     brakes: Mapping[str, Brakes] = field(default_factory=dict)
     shared: frozenset[Table[Any, Any]] = frozenset()
     holding: Mapping[str, Holding] = field(default_factory=dict)
@@ -109,6 +112,9 @@ class Crew(ABC):
         self.place = place
         self.handed = 0
         self.closing = False
+        #: Windowed tables that it writes while other events may be written at the same time: an event at work keeps
+        #: what was not late when it began from being late.
+        self.timed: list[Operator] = []
         exactly_once = place.settings.delivery == "exactly_once"
         self.answers = Answers(agent, place.now, hurry=exactly_once) if agent.execution.replies else None
 

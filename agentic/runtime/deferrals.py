@@ -14,7 +14,7 @@ Source: spec, B7.8; rules 21 and 22.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -112,17 +112,30 @@ class Deferrals:
 
     Args:
         view: the table.
-        clock: the task's, held by events that are still to come.
+        clocks: those that events which are still to come hold back.
+        base_of: gives the lowest unfinished offset of a topic's partition, None while nothing is known of it.
     """
 
-    def __init__(self, view: TableView, agent: Agent, task: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        view: TableView,
+        agent: Agent,
+        task: str,
+        clocks: Sequence[Clock],
+        base_of: Callable[[str, int], int | None],
+    ) -> None:
         self._buffer = view.buffer
         self._key = view.layout.keys.encode
         self._number = view.layout.keys.decode
         self._agent = agent.name
         self._task = task
         self._topics = {topic.name: topic for topic in agent.topics}
-        self._clock = clock
+        self._clocks = clocks
+        self._base_of = base_of
+        #: Rows of events that may be delivered once more: a crash came between their row and their offset.
+        self._known: set[tuple[str, int, int]] = set()
+        #: Keys whose first row waits until what was read before it is done again.
+        self._awaiting: dict[bytes, tuple[str, int, int]] = {}
         #: key -> the numbers of its rows, in order; of those that block it, and of what waits behind.
         self._queues: dict[bytes, list[int]] = {}
         #: Keys whose first row waits for events of the key that are in flight.
@@ -130,7 +143,7 @@ class Deferrals:
         self._due: list[tuple[int, int]] = []
         #: When those are due that have their queue's first before them, where they wait for a time as well.
         self._later: dict[int, int] = {}
-        self._holds: dict[int, Hold] = {}
+        self._holds: dict[int, list[Hold]] = {}
         self._next = self._lowest = FIRST
         #: Where events go that come before dormant ones of their key: the key, the next number, its place.
         self._wedge: tuple[bytes, int, int] | None = None
@@ -142,15 +155,30 @@ class Deferrals:
             number = int.from_bytes(self._number(key), "big")
             self._lowest = min(self._lowest, number)
             self._next = max(self._next, number + 1)
-            self._admit(number, _decode(entry))
+            row = _decode(entry)
+            place = (row.topic, row.partition, row.offset)
+            again = row.offset >= (self._base_of(row.topic, row.partition) or 0)
+            if again:
+                self._known.add(place)
+            if again and row.blocks and row.key is not None and row.key not in self._queues:
+                self._awaiting[row.key] = place
+            self._admit(number, row)
 
     def _admit(self, number: int, row: Row) -> None:
         """Take a row into memory."""
         self.parked += 1
         if row.holds:
-            self._holds[number] = self._clock.hold(row.timestamp, self)
-        if not row.blocks or row.key is None or self._join_queue(number, row.key, row.due_at):
+            self._holds[number] = self._hold(row.timestamp)
+        if not row.blocks or row.key is None:
             heapq.heappush(self._due, (row.due_at, number))
+        elif self._join_queue(number, row.key, row.due_at):
+            if row.key in self._awaiting:
+                self._later[number] = row.due_at
+            else:
+                heapq.heappush(self._due, (row.due_at, number))
+
+    def _hold(self, timestamp: int) -> list[Hold]:
+        return [clock.hold(timestamp, self) for clock in self._clocks]
 
     def _join_queue(self, number: int, key: bytes, due_at: int) -> bool:
         """Stand at the end of a key's queue; return whether that is its beginning."""
@@ -191,11 +219,10 @@ class Deferrals:
         parked.kept = True
         number = parked.number
         self._write(number, row)
-        hold = self._holds.pop(number, None)
+        holds = self._holds.pop(number, [])
         if row.holds:
-            self._holds[number] = self._clock.hold(row.timestamp, self)
-        if hold is not None:
-            self._clock.release(hold)
+            self._holds[number] = self._hold(row.timestamp)
+        _release(holds)
         if parked.row.blocks and not blocks:
             self._leave_queue(parked.row)
         elif blocks and not parked.row.blocks:
@@ -213,7 +240,7 @@ class Deferrals:
         self._write(number, row)
         self.parked += 1
         if row.holds:
-            self._holds[number] = self._clock.hold(row.timestamp, self)
+            self._holds[number] = self._hold(row.timestamp)
         self._queues[row.key].insert(0, number)
         heapq.heappush(self._due, (row.due_at, number))
 
@@ -230,13 +257,13 @@ class Deferrals:
             self._wedge = (key, number + 1, place + 1)
             self._write(number, row)
             self.parked += 1
-            self._holds[number] = self._clock.hold(row.timestamp, self)
+            self._holds[number] = self._hold(row.timestamp)
             self._queues[key].insert(place, number)
             return
         number, self._next = self._next, self._next + 1
         self._write(number, row)
         self.parked += 1
-        self._holds[number] = self._clock.hold(row.timestamp, self)
+        self._holds[number] = self._hold(row.timestamp)
         if self._join_queue(number, event.raw_key, 0):
             self._dormant.add(event.raw_key)
 
@@ -244,9 +271,7 @@ class Deferrals:
         """An event that was put off is complete."""
         self._write(number, None)
         self.parked -= 1
-        hold = self._holds.pop(number, None)
-        if hold is not None:
-            self._clock.release(hold)
+        _release(self._holds.pop(number, []))
         if row.blocks and row.key is not None:
             self._leave_queue(row)
 
@@ -260,6 +285,28 @@ class Deferrals:
             del self._queues[row.key]
 
     # -- coming again -------------------------------------------------------------------------
+
+    def has(self, event: Event) -> bool:
+        """Is there a row of this very event? Then its offset only has to be finished."""
+        return bool(self._known) and (event.topic, event.partition, event.offset) in self._known
+
+    def comes_before(self, event: Event, key: bytes) -> bool:
+        """Was an event read before all of its key that are here? A crash lets it come again."""
+        place = self._awaiting.get(key)
+        return place is not None and place[:2] == (event.topic, event.partition) and event.offset < place[2]
+
+    def look_at_bases(self) -> None:
+        """Let rows be due before which all is done by now."""
+        for key, (topic, partition, offset) in list(self._awaiting.items()):
+            if (self._base_of(topic, partition) or 0) > offset:
+                del self._awaiting[key]
+                first = self._queues[key][0]
+                heapq.heappush(self._due, (self._later.pop(first, 0), first))
+
+    @property
+    def awaits(self) -> bool:
+        """Are there rows that wait until what was read before them is done again?"""
+        return bool(self._awaiting)
 
     def blocks(self, key: bytes) -> bool:
         """Do events of a key have to wait here?"""
@@ -325,6 +372,11 @@ class Deferrals:
         """Iterate over what is put off, in order."""
         for _, entry in self._buffer.pairs({}):
             yield _decode(entry)
+
+
+def _release(holds: Iterable[Hold]) -> None:
+    for hold in holds:
+        hold.release()
 
 
 def _row(event: Event, due_at: int, *, blocks: bool, holds: bool, failures: int, why: str) -> Row:

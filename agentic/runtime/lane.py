@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 from agentic.core.stations import Station
 from agentic.core.times import seconds
@@ -42,7 +42,7 @@ class Notes(NamedTuple):
 
     Attributes:
         effects: what it sends.
-        rows: what it writes, by table.
+        rows: what it does to tables, as their views say it.
         read: the rows that it has read, where other agents may write them.
         putting: it is put off instead.
         joined: events that were taken with it, and are complete when it is.
@@ -50,7 +50,7 @@ class Notes(NamedTuple):
     """
 
     effects: Sequence[Outgoing]
-    rows: Sequence[tuple[TableView, dict[bytes, Row]]]
+    rows: Sequence[tuple[TableView, Any]]
     read: Sequence[tuple[TableView, dict[bytes, Row]]]
     putting: Putting | None = None
     joined: Sequence[Station[Event]] = ()
@@ -162,7 +162,7 @@ class Lane(Instance[T]):
         rejected = self._turn_to_letters()
         if rejected:
             self._count_rejected(len(self.stations))
-        rows = [(view, dict(view.overlay)) for view in self.touched]
+        rows = [(view, view.detach()) for view in self.touched]
         read = [(view, dict(view.read)) for view in self.views.values() if view.read] if self.touched else []
         notes = Notes(list(self._effects), rows, read, given_up=rejected)
         self._forget()

@@ -132,7 +132,8 @@ class Pool(Crew):
         self._equip(self._applier, own=False)
         if self.agent.deferred is not None:
             view = self._applier.views[self.agent.deferred]
-            self.deferrals = Deferrals(view, self.agent, place.task, place.clock)
+            clocks = [place.clock, *(operator.clock for operator in self.timed if operator.clock is not None)]
+            self.deferrals = Deferrals(view, self.agent, place.task, clocks, place.base_of)
         self._started = True
         self._look()
 
@@ -176,9 +177,7 @@ class Pool(Crew):
         for station in self.stations.abandon(only):
             if circuit is not None and station.holder is not None:
                 circuit.abandoned(station.started_at)
-            if station.hold is not None:
-                self.place.clock.release(station.hold)
-                station.hold = None
+            self._let_time_go(station)
 
     @property
     def runs(self) -> list[asyncio.Task[None]]:
@@ -394,7 +393,10 @@ class Pool(Crew):
         for station in reversed(lane.stations):
             while station.successor is None and self._inbox and self._by_key and self._next_is_of(station):
                 self._issue_next(self._inbox.popleft(), now)
-            if station.successor is not None and station.successor.state is State.QUEUED:
+            successor = station.successor
+            if successor is not None and successor.state is State.QUEUED:
+                if self.deferrals is not None and self._belongs_behind(successor.event):
+                    continue
                 if not self._may_execute(now):
                     return False
                 successor = self.stations.follow(station, now)
@@ -457,6 +459,8 @@ class Pool(Crew):
     def _issue_due(self, now: float) -> bool:
         """Give stations to events that were put off and are due, until one of them is ready; return whether one is."""
         assert self.deferrals is not None, "asked only then"
+        if self.deferrals.awaits:
+            self.deferrals.look_at_bases()
         while len(self.stations.live) < self._most:
             try:
                 event = self.deferrals.pop(self.place.now())
@@ -500,6 +504,10 @@ class Pool(Crew):
         key = event.raw_key
         if self.deferrals is not None and key is not None:
             plain = not isinstance(event.origin, Parked | Inward)
+            if plain and self.deferrals.has(event):
+                # At least once: its row was committed, and its offset was not.
+                event.origin.retire(event.offset)
+                return False
             if plain and self._waits_in_table(event, key):
                 self._park(event)
                 return False
@@ -512,7 +520,8 @@ class Pool(Crew):
         station = self.stations.issue(event, lane, event.origin, now)
         if event.origin.__class__ is not Parked:
             if self._keeps_time:
-                station.hold = self.place.clock.issue(event.timestamp, station)
+                station.hold = [self.place.clock.issue(event.timestamp, station)]
+                station.hold += [operator.hold(station) for operator in self.timed]
         else:
             station.failures = event.origin.failures
             station.first_started_at = self._first_started(event.origin, now)
@@ -657,11 +666,21 @@ class Pool(Crew):
 
     def _retire(self, station: Station[Event]) -> None:
         """Its effects are applied and its offset is finished."""
-        if station.hold is not None:
-            self.place.clock.release(station.hold)
+        self._let_time_go(station)
         successor = self.stations.retire(station)
-        if self.deferrals is None:
-            return
+        if self.deferrals is not None:
+            self._retired(station, successor, self.deferrals)
+        for operator in self.timed:
+            operator.emit()
+
+    def _let_time_go(self, station: Station[Event]) -> None:
+        """An event holds no clock back any more."""
+        for hold in station.hold or ():
+            hold.release()
+        station.hold = None
+
+    def _retired(self, station: Station[Event], successor: Station[Event] | None, deferrals: Deferrals) -> None:
+        """An event is over, of an agent that puts events off: see what of its key goes to the table, or leaves."""
         if station.event.origin.__class__ is Parked:
             self.place.dirty()
         key = station.event.raw_key
@@ -675,13 +694,12 @@ class Pool(Crew):
         while successor is not None and self._belongs_behind(successor.event):
             # What stood behind an event that was put off waits behind it in the table, too.
             self._park(successor.event, from_station=True)
-            if successor.hold is not None:
-                self.place.clock.release(successor.hold)
+            self._let_time_go(successor)
             if self._depth is not None:
                 self._depth[successor.event.raw_key or b""] -= 1
             parked.append(successor)
             successor = self.stations.withdraw(successor)
-        if not self.stations.busy(key) and self.deferrals.wake(key):
+        if not self.stations.busy(key) and deferrals.wake(key):
             self._call()
         if self._in_order:
             for each in parked:
@@ -691,7 +709,9 @@ class Pool(Crew):
         """Does an event of its key that was put off hold an event back?"""
         assert self.deferrals is not None, "asked only then"
         plain = not isinstance(event.origin, Parked | Inward)
-        return plain and event.raw_key is not None and self.deferrals.holds_back(event.raw_key)
+        if not plain or event.raw_key is None or self.deferrals.comes_before(event, event.raw_key):
+            return False
+        return self.deferrals.holds_back(event.raw_key)
 
     # -- an event failed ----------------------------------------------------------------------
 
@@ -893,7 +913,7 @@ class Pool(Crew):
     def _waits_in_table(self, event: Event, key: bytes) -> bool:
         """Does an event that comes have to wait in the table?"""
         assert self.deferrals is not None, "asked before"
-        if not self.deferrals.blocks(key):
+        if not self.deferrals.blocks(key) or self.deferrals.comes_before(event, key):
             return False
         if not self.deferrals.holds_back(key):
             return True

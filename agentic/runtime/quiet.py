@@ -122,8 +122,7 @@ class Quiet:
         if end is None:
             return False
         closes = operator.windowing.closed(end, operator.windowing.close(time))
-        operator.time = time
-        operator.note_times()
+        operator.move_to(time)
         self._moved(time)
         operator.emit()
         return closes

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from agentic.agent import Agent
+from agentic.core.clock import Hold
 from agentic.errors import AgenticError
 from agentic.metrics import Metrics
 from agentic.runtime.gate import Gate, Inward
 from agentic.runtime.instance import ApplyFailed, Instance
 from agentic.runtime.letters import Policy
 from agentic.runtime.outbox import Outbox
+from agentic.runtime.windowing import Operator
 from agentic.stream import Event
 from agentic.topic import Outgoing
 
@@ -188,7 +190,7 @@ class WatchingSlot(Slot[T]):
     go first, other events through the gate.
     """
 
-    __slots__ = ("_children_in_turn", "_dropped", "_gate", "_predicates", "_waiting_children")
+    __slots__ = ("_children_in_turn", "_dropped", "_gate", "_holds", "_predicates", "_waiting_children", "timed")
 
     def __init__(
         self,
@@ -205,6 +207,9 @@ class WatchingSlot(Slot[T]):
         self._gate = gate
         self._waiting_children: deque[Event] = deque()
         self._children_in_turn = 0
+        #: Windowed tables that other agents write as well: an event at work holds their time.
+        self.timed: list[Operator] = []
+        self._holds: list[Hold] = []
         self._predicates = {source.topic.name: source.predicates for source in agent.sources}
 
     @staticmethod
@@ -217,6 +222,8 @@ class WatchingSlot(Slot[T]):
         while True:
             # First, since its own children may come to this very agent.
             self.finish()
+            if self._holds:
+                self._let_time_go()
             self._children_in_turn += 1
             if self._children_in_turn >= TURN:
                 # Children may beget children without end: the rest of the worker must go on.
@@ -225,6 +232,8 @@ class WatchingSlot(Slot[T]):
             if self._waiting_children or not self._gate.passable:
                 await self._next_child()
             value = await super().__anext__()
+            if self.timed:
+                self._holds = [operator.hold(self.working_on) for operator in self.timed]
             # The event is current while its predicates run: if one raises, it is the one that failed.
             if self._passes(self.event):
                 return value
@@ -253,6 +262,24 @@ class WatchingSlot(Slot[T]):
             self.meet(self.answers, event, passes=passes)
         return passes
 
+    def _let_time_go(self) -> None:
+        """The event is over, and may be what kept windows open."""
+        for hold in self._holds:
+            hold.release()
+        self._holds = []
+        for operator in self.timed:
+            operator.emit()
+
+    def give_up(self, letters: Sequence[Outgoing]) -> None:
+        super().give_up(letters)
+        self._let_time_go()
+
+    def abandon(self) -> None:
+        super().abandon()
+        for hold in self._holds:
+            hold.release()
+        self._holds = []
+
     async def _next_child(self) -> None:
         """Return when there is a child at the inbox's head, or the gate is open."""
         while not (self._waiting_children or self._gate.passable or self.closing):
@@ -266,6 +293,7 @@ class WatchingSlot(Slot[T]):
             (self._waiting_children if isinstance(event.origin, Inward) else self._inbox).appendleft(event)
         self._also.clear()
         self.working_on = None
+        self._let_time_go()
 
     def put_child(self, event: Event) -> None:
         self._waiting_children.append(event)

@@ -46,6 +46,8 @@ class Solo(Crew):
     def start(self, time: int) -> None:
         self.slot.clock = max(self.slot.clock, time)
         self.slot.views = self.place.views(self.slot)
+        if isinstance(self.slot, WatchingSlot):
+            self.slot.timed = self.timed
         self._run = asyncio.create_task(self._work(), name=f"agent {self.agent.name} of task {self.place.task}")
 
     @property

@@ -24,6 +24,7 @@ from agentic.state.buffer import TableBuffer, store_rows
 from agentic.state.envelope import unwrap
 from agentic.table import Table
 from agentic.topic import Outgoing
+from agentic.windows import WindowedTable
 
 
 def upto(table: Table[Any, Any]) -> str:
@@ -152,8 +153,10 @@ class TaskState:
         """Iterate over a table's rows after the last completed event: the key's bytes in the store, key, value."""
         layout = self._layouts[table]
         value_of = layout.value_of
-        for raw, entry in self.buffers[table].pairs({}):
+        for raw, entry in self.buffers[table].pairs({}, layout.first):
             value = entry if value_of is None else value_of(entry)
+            if isinstance(table, WindowedTable) and table.shown is not None:
+                value = table.shown(value)
             if value is not None:  # the last version of a key may be a tombstone
                 yield raw, layout.keys.decode(raw), value
 

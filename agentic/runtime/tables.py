@@ -10,7 +10,7 @@ Part of the hot path: a read is a look into the overlay and one into the cache.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agentic.codecs.json import Typed
@@ -339,9 +339,13 @@ class TableView:
         keys = self.layout.keys
         return raw if keys.identity else keys.to_wire(raw)
 
-    def lay_over(self, rows: Mapping[bytes, Row]) -> None:
-        """Take over what another instance's event has written."""
-        self.overlay.update(rows)
+    def detach(self) -> Any:
+        """Return what the current event has done here, for another instance to take over."""
+        return dict(self.overlay)
+
+    def lay_over(self, notes: Any) -> None:
+        """Take over what another instance's event has done here: what its view's `detach` returned."""
+        self.overlay.update(notes)
 
     def forget(self) -> None:
         """The event failed: nothing is left of its writes."""
@@ -514,9 +518,9 @@ class VersionedView(TableView):
             self._observed = None
         super().apply()
 
-    def lay_over(self, rows: Mapping[bytes, Row]) -> None:
-        super().lay_over(rows)
-        self._observed = max((timestamp for _, timestamp in rows.values()), default=None)
+    def lay_over(self, notes: Any) -> None:
+        super().lay_over(notes)
+        self._observed = max((timestamp for _, timestamp in notes.values()), default=None)
 
     def forget(self) -> None:
         self._observed = None

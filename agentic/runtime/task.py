@@ -121,6 +121,7 @@ class Task:
             dirty=dirty,
             brakes=brakes,
             holding=holding,
+            base_of=self._base_of,
             shared=self._shared,
             timed=windowed
             or any(agent.deferred is not None for agent in agents)
@@ -194,21 +195,32 @@ class Task:
         """Return what keeps a windowed table's time, and hands out what comes out of it."""
         assert self.state is not None and self.gate is not None, "a task with tables has both by now"
         writers = [crew for crew in self.crews if table in crew.agent.tables and table not in crew.agent.watched]
+        contended = len(writers) > 1 or any(isinstance(crew, Pool) for crew in writers)
         readers = [
             Reader(crew, Emitted(source.topic, self.partition, self.gate), source)
             for crew in self.crews
             for source in crew.agent.emissions
             if source.table is table
         ]
-        return Operator(
+        operator = Operator(
             table,
             self.state.layout(table),
             self.state.buffers[table],
             readers,
             self.gate,
-            self.clock if any(isinstance(crew, Pool) for crew in writers) else None,
+            contended,
             WindowNumbers(self._metrics, self._settings, self.name, table.name),
+            self._latest,
         )
+        if contended:
+            for crew in writers:
+                crew.timed.append(operator)
+        return operator
+
+    def _latest(self) -> int | None:
+        """Return the latest time, in ms, that is taken for one; None: any is."""
+        ahead = self._settings.max_ahead
+        return None if ahead is None else self._place.now() + ahead // timedelta(milliseconds=1)
 
     def _times(self, crew: Crew) -> list[int]:
         """How far the events had come, by their timestamps, that an agent has begun before a restart."""
@@ -251,6 +263,10 @@ class Task:
     def _look_again(self) -> None:
         for crew in self.crews:
             crew.wake()
+
+    def _base_of(self, topic: str, partition: int) -> int | None:
+        source = self.sources.get(TopicPartition(topic, partition))
+        return None if source is None else source.ledger.base
 
     def hindrance(self, tp: TopicPartition) -> Hindrance | None:
         """Return the event that a source's commit position waits for; None where there is none."""

@@ -15,15 +15,16 @@ import concurrent.futures
 import contextvars
 import queue
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from agentic.errors import AgenticError
 from agentic.runtime.lane import Lane
 from agentic.stream import BlockingStream, Event, HeadersLike, current_outlet
 from agentic.table import View, current_views, looked_at_in_loop
 from agentic.topic import Topic
+from agentic.windows import Window, WindowView
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -118,6 +119,26 @@ class LoopView:
 
     def feed(self, event: Event) -> None:
         self._turn.call(self._view.feed, event)
+
+    def add(self, key: Any, value: Any, timestamp: int | None) -> None:
+        self._turn.call(self._windows.add, key, value, timestamp)
+
+    def add_many(self, events: Iterable[Event]) -> None:
+        self._turn.call(self._windows.add_many, list(events))
+
+    def windows(self, key: Any, start: int, end: int) -> list[Window[Any, Any]]:
+        return self._turn.call(self._windows.windows, key, start, end)
+
+    def all_windows(self, start: int, end: int) -> list[Window[Any, Any]]:
+        return self._turn.call(self._windows.all_windows, start, end)
+
+    def sessions(self, earliest_end: int, latest_end: int) -> list[Window[Any, Any]]:
+        return self._turn.call(self._windows.sessions, earliest_end, latest_end)
+
+    @property
+    def _windows(self) -> WindowView:
+        """The view of a windowed table: the others are asked for none of these."""
+        return cast(WindowView, self._view)
 
 
 class ThreadStream(BlockingStream[T]):

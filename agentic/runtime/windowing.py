@@ -13,13 +13,13 @@ goes on emitting exactly where the last commit was. Source: spec, B and C, and d
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agentic.core.calendar import CalendarWindows
-from agentic.core.clock import Clock
+from agentic.core.clock import Clock, Hold
 from agentic.core.emission import Ends
 from agentic.core.sessions import SessionWindows
 from agentic.core.sliding import SlidingWindows
@@ -56,12 +56,13 @@ class Operator:
     Args:
         readers: those that read what comes out.
         gate: counts what they have not finished.
-        clock: the task's, where events of the table's agents run out of order: while one is in flight it keeps its
-            windows open. None where they don't.
+        contended: may events be at work that write it at the same time? Then each holds the table's clock while it is.
         numbers: counts what is refused, and what comes out.
+        latest: gives the latest time that is taken for one, None for any.
 
     Attributes:
         time: the table's stream time, -1 before any event.
+        clock: that time, held back by events at work; None where none need hold it.
     """
 
     def __init__(
@@ -71,16 +72,18 @@ class Operator:
         buffer: TableBuffer[Any],
         readers: Sequence[Reader],
         gate: Gate,
-        clock: Clock | None,
+        contended: bool,
         numbers: WindowNumbers,
+        latest: Callable[[], int | None],
     ) -> None:
         assert isinstance(layout.keys, WindowKeys), "a windowed table has such keys"
         self.table = table
         self.windowing = table.windowing
         self.keys = layout.keys
         self.buffer = buffer
-        self.clock = clock
+        self.clock: Clock | None = None
         self.time = -1
+        self.latest = latest
         self.numbers = numbers
         self.drop = numbers.dropped
         self._gate = gate
@@ -102,6 +105,8 @@ class Operator:
         self._due: Iterator[tuple[int, bytes]] | None = None
         self._unneeded: deque[bytes] = deque()
         self._restore()
+        if contended:
+            self.clock = Clock(self.time)
 
     def _restore(self) -> None:
         blob = self.buffer.store.get(self.buffer.name, TIMES)
@@ -131,6 +136,23 @@ class Operator:
             _insert(self.neighbours.setdefault(self.keys.key(name), []), bounds)
 
     # -- time ---------------------------------------------------------------------------------
+
+    def hold(self, owner: object) -> Hold:
+        """An event begins: until it is over, no window is closed that was open for it by now.
+
+        In order, it would have come when the table's time was what it is: so the hold is there, not at its own time,
+        which need not be that of what it adds.
+        """
+        assert self.clock is not None, "only where events may run beside each other"
+        return self.clock.hold(self.time + 1, owner)
+
+    def move_to(self, time: int) -> None:
+        """The table's time moves on."""
+        if time > self.time:
+            self.time = time
+            if self.clock is not None:
+                self.clock.skip(time)
+            self.note_times()
 
     def close_at(self, time: int) -> int:
         """Return the close time that goes with a stream time, held back by events in flight."""
@@ -278,6 +300,7 @@ class WindowedView(TableView):
         "_late",
         "_operator",
         "_pending",
+        "_seen",
         "_time",
         "_updates",
         "_windowing",
@@ -311,6 +334,8 @@ class WindowedView(TableView):
         self._fresh: list[bytes] = []
         self._gone: list[bytes] = []
         self._changed_neighbours: dict[bytes, list[tuple[int, int]]] = {}
+        #: Where others may write at the same time: the bounds that were looked at, by key.
+        self._seen: dict[bytes, tuple[tuple[int, int], ...]] = {}
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -327,6 +352,8 @@ class WindowedView(TableView):
         self._put_in(key, raw, value, event.timestamp if timestamp is None else timestamp)
 
     def add_many(self, events: Iterable[Event]) -> None:
+        if self._slot.working_on is None:
+            raise self._no_event()
         for event in events:
             if event.key is None:
                 self._refuse("null_key")
@@ -342,6 +369,10 @@ class WindowedView(TableView):
         if not self._pending:
             self._touch()
         operator = self._operator
+        latest = operator.latest()
+        if latest is not None and timestamp > latest:
+            self._drops.append("ahead")
+            return
         time = max(operator.time, self._time, timestamp)
         self._time = time
         close = operator.close_at(time)
@@ -400,7 +431,16 @@ class WindowedView(TableView):
         if mine is not None:
             return mine
         assert self._operator.neighbours is not None, "asked by those kinds alone"
-        return self._operator.neighbours.get(key, ())
+        bounds = self._operator.neighbours.get(key, ())
+        if self.shared:
+            self._seen.setdefault(key, tuple(bounds))
+        return bounds
+
+    def outdated(self) -> bool:
+        neighbours = self._operator.neighbours
+        if neighbours is not None and any(tuple(neighbours.get(key, ())) != seen for key, seen in self._seen.items()):
+            return True
+        return super().outdated()
 
     def _found(self, key: bytes, bounds: Iterable[tuple[int, int]]) -> list[Row]:
         return [row for start, end in bounds if (row := self.get(key, start, end)) is not None]
@@ -412,7 +452,7 @@ class WindowedView(TableView):
         entry = value
         if value.__class__ is not self._scalar:
             entry = self._entry(value)
-        before = self.overlay.get(name) or self._rows.get(name) or self._load(name)
+        before = self._before_of(name)
         self.overlay[name] = (entry, row.timestamp)
         if before[0] is None:
             self._fresh.append(name)
@@ -422,13 +462,21 @@ class WindowedView(TableView):
     def remove(self, key: bytes, start: int, end: int) -> None:  # type: ignore[override]
         """See `Rows.remove`."""
         name = self._operator.keys.name(key, start, end)
-        before = self.overlay.get(name) or self._rows.get(name) or self._load(name)
+        before = self._before_of(name)
         if before[0] is None:
             return
         self.overlay[name] = (None, before[1])
         self._gone.append(name)
         if self._operator.neighbours is not None:
             self._own_neighbours(key).remove(self._mine(start, end))
+
+    def _before_of(self, name: bytes) -> Any:
+        before = self.overlay.get(name)
+        if before is None:
+            before = self._rows.get(name) or self._load(name)
+            if self.shared:
+                self.read.setdefault(name, before)
+        return before
 
     def _mine(self, start: int, end: int) -> tuple[int, int]:
         return (end, start) if isinstance(self._windowing, SessionWindows) else (start, end)
@@ -460,9 +508,7 @@ class WindowedView(TableView):
                     neighbours.pop(key, None)
         for reason in self._drops:
             operator.drop(reason, 1)
-        if self._time > operator.time:
-            operator.time = self._time
-            operator.note_times()
+        operator.move_to(self._time)
         if self._updates:
             self._hand_updates(self._updates)
         for key, raw, late in self._late:
@@ -499,6 +545,16 @@ class WindowedView(TableView):
     def forget(self) -> None:
         super().forget()
         self._reset()
+
+    def detach(self) -> Any:
+        noted = {name: getattr(self, name) for name in _NOTES}
+        return dict(self.overlay), noted
+
+    def lay_over(self, notes: Any) -> None:
+        rows, noted = notes
+        self.overlay.update(rows)
+        for name, value in noted.items():
+            setattr(self, name, value)
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -541,6 +597,10 @@ class WindowedView(TableView):
 
     def wire_of(self, raw: bytes) -> bytes:
         return self._wire(self._operator.keys.key(raw))
+
+
+#: What a view has noted of the current event, beside the rows.
+_NOTES = ("_pending", "_time", "_finals", "_drops", "_updates", "_late", "_fresh", "_changed_neighbours", "_seen")
 
 
 def _insert(bounds: list[tuple[int, int]], mine: tuple[int, int]) -> None:
