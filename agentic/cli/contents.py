@@ -121,6 +121,11 @@ class Reading:
         """How many partitions the table has."""
         return self._place.partitions
 
+    @property
+    def first(self) -> bytes:
+        """The least stored key of a row; what a table with windows notes beside them is below."""
+        return self._layout.first
+
     async def rows(self, low: bytes, high: bytes | None, partitions: Sequence[int]) -> Iterator[Row]:
         """Return the rows with ``low <= stored key < high``, in the order of the keys; `close` when done."""
         self._low, self._high = low, high

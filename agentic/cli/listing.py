@@ -12,6 +12,7 @@ from agentic.errors import AgenticError
 from agentic.runtime.state import STANDBY, number, upto
 from agentic.state.lmdb import Copy
 from agentic.table import GlobalTable, Table
+from agentic.windows import WindowedTable
 
 Line = tuple[object, ...]
 
@@ -65,7 +66,9 @@ def _lines(
             size = counts["psize"] * sum(counts[f"{kind}_pages"] for kind in ("branch", "leaf", "overflow"))
             behind = [_behind(number(store.mark(mark)), each) for mark, each in bounds.items()]
             used = "no" if not is_in_use(copy) else "yes" if store.mark(STANDBY) is None else "standby"
-            yield table.name, task, counts["entries"], size, sum(behind) if bounds else "", copy.directory, used
+            # A table with windows has its times in a row of their own, from its first window on.
+            rows = max(0, counts["entries"] - isinstance(table, WindowedTable))
+            yield table.name, task, rows, size, sum(behind) if bounds else "", copy.directory, used
     if missing:
         yield table.name, task, "", "", sum(_behind(None, each) for each in bounds.values()) if bounds else "", NONE, ""
 

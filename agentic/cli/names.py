@@ -11,6 +11,7 @@ COMMANDS = {
     "tail": "Show a topic's records.",
     "topics": "List, describe, create and delete topics.",
     "tables": "Look into tables; dump and load them.",
+    "why": "Say what the open windows of TABLE wait for, task by task.",
     "dead-letters": "Look into dead letter topics; send records back.",
     "deferred": "Show the events that agents have put off.",
     "groups": "List, describe, set and delete consumer groups.",

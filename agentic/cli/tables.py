@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -19,8 +19,11 @@ from agentic.core.partitioning import partition_of
 from agentic.errors import AgenticError, CodecError, ConfigurationError, many
 from agentic.table import Table
 
+if TYPE_CHECKING:
+    from agentic.windows import WindowedTable
 
-def _table_names(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+
+def table_names(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """What a shell may propose: the app's tables."""
     try:
         app = ctx.find_root().ensure_object(Choice).app_if_named()
@@ -32,7 +35,7 @@ def _table_names(ctx: click.Context, _: click.Parameter, incomplete: str) -> lis
 #: Lines that are written together.
 LOT = 1_000
 
-_NAME = click.argument("name", shell_complete=_table_names)
+_NAME = click.argument("name", shell_complete=table_names)
 
 
 @click.group(cls=base.Group, invoke_without_command=True)
@@ -74,13 +77,18 @@ def _list() -> None:
 def get(name: str, key: str) -> None:
     """Show the value of one key, as JSON.
 
-    A KEY of a table of str or bytes is typed as it stands, any other as JSON.
+    A KEY of a table of str or bytes is typed as it stands, any other as JSON. Of a table with windows
+    those of the key are shown, as 'tables ls' does, the newest first.
     """
     from agentic.cli.contents import keys_of
     from agentic.cli.places import table_of
+    from agentic.windows import WindowedTable
 
     table = table_of(current().app(), name)
     wire = typed(table.key, key, "KEY")
+    if isinstance(table, WindowedTable):
+        _get_windows(table, wire)
+        return
     stored = keys_of(table).from_wire(wire)
     found = 0
     for row in _present(_rows(table, stored, stored + b"\0", wire)):
@@ -88,6 +96,18 @@ def get(name: str, key: str) -> None:
         found += 1
     if not found:
         raise ConfigurationError(f"table {name!r} has no row of key {shown(table.key, wire).decode()}")
+
+
+def _get_windows(table: WindowedTable[Any, Any], wire: bytes) -> None:
+    from agentic.cli.windows import Reader
+
+    reader = Reader(table)
+    low, high = reader.range_of(wire)
+    found = [row for row in _rows(table, low, high, wire) if reader.is_of(row, wire)]
+    if not found:
+        raise ConfigurationError(f"table {table.name!r} has no window of key {shown(table.key, wire).decode()}")
+    for row in reversed(found):
+        click.echo(reader.line(row), nl=False)
 
 
 @tables.command()
@@ -98,7 +118,9 @@ def get(name: str, key: str) -> None:
 def ls(name: str, prefix: str | None, limit: int | None, jsonl: bool) -> None:
     """Show rows in the order of their keys.
 
-    A line has the time of the last update, the key and the value.
+    A line has the time of the last update, the key and the value; of a table with windows the key,
+    the window's start and end, and the value. An end in front of ')' is not in the window, one
+    in front of ']' is.
     """
     from agentic.cli.places import table_of
     from agentic.state.keys import prefix_end
@@ -118,8 +140,9 @@ def dump(name: str, local: bool) -> None:
     """Write all rows as lines of JSON.
 
     They are {"key": …, "value": …, "timestamp": …}, as 'tables load' reads them. Of a table with
-    versions each has a line, the oldest of a key first, null where it was deleted. With --local
-    the rows of a table can be saved whose changelog was lost.
+    versions each has a line, the oldest of a key first, null where it was deleted. Of one with
+    windows each has a line, with "start" and "end" in ms. With --local the rows of a table can be
+    saved whose changelog was lost.
     """
     from agentic.cli.places import table_of
 
@@ -144,6 +167,7 @@ def load(name: str, file: str) -> None:
     from agentic.cli.reset import check_stopped
     from agentic.cli.versions import Gathering
     from agentic.runtime import changelogs, topics
+    from agentic.windows import WindowedTable
 
     app = current().app()
     table = table_of(app, name)
@@ -151,6 +175,11 @@ def load(name: str, file: str) -> None:
     if (source := filled_by(table)) is not None:
         raise ConfigurationError(
             f"table {name!r} is filled by topic {source!r}: send to that one, 'agentic send {source} --jsonl FILE'"
+        )
+    if isinstance(table, WindowedTable):
+        raise ConfigurationError(
+            f"table {name!r} has windows, whose rows go with the times up to which events were counted: "
+            "send the events instead"
         )
     if changelog is None:
         raise ConfigurationError(f"table {name!r} is declared with changelog=False: nothing could restore its rows")
@@ -185,12 +214,14 @@ def _rows(
 
     async def read(broker: Broker) -> tuple[Reading, Iterator[Row]]:
         reading = Reading(app, table, await broker.topics(), broker, _say, local=local)
+        # What a table keeps beside its rows is below them.
+        low_row = max(low, reading.first)
         partitions = range(reading.partitions)
         # Whoever fills a topic may have put a key into any of its partitions.
         if key is not None and table.check_keys and filled_by(table) is None:
             partitions = range(at := partition_of(key, reading.partitions), at + 1)
         try:
-            return reading, await reading.rows(low, high, partitions)
+            return reading, await reading.rows(low_row, high, partitions)
         except BaseException:
             reading.close()
             raise
@@ -227,7 +258,14 @@ def _show(table: Table[Any, Any], rows: Iterator[Any], *, jsonl: bool) -> None:
 
 def _lines(table: Table[Any, Any], rows: Iterator[Any], jsonl: bool) -> Iterator[bytes]:
     from agentic.cli.contents import keys_of
+    from agentic.windows import WindowedTable
 
+    if isinstance(table, WindowedTable):
+        from agentic.cli.windows import Reader
+
+        reader = Reader(table)
+        yield from map(reader.json if jsonl else reader.line, rows)
+        return
     keys = keys_of(table)
     for row in rows:
         key, value = shown(table.key, keys.to_wire(row.stored_key)), shown(table.value, row.value)

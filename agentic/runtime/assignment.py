@@ -30,6 +30,7 @@ from agentic.runtime.task import Task
 from agentic.runtime.watch import Watch
 from agentic.settings import Settings
 from agentic.topic import Topic
+from agentic.windows import WindowedTable
 
 log = logging.getLogger("agentic.worker")
 
@@ -141,7 +142,10 @@ class Assignment:
         for task in self.tasks.values():
             task.count()
             if task.state is not None and not task.state.closed:
-                rows.update(((table.name, task.partition), task.state.store.count(table.name)) for table in task.tables)
+                for table in task.tables:
+                    # One with windows has its times in a row of their own.
+                    count = task.state.store.count(table.name) - isinstance(table, WindowedTable)
+                    rows[table.name, task.partition] = max(0, count)
         self._metrics.keep("table_rows", ("table", "partition"), rows)
         self.watch.report()
         report_pools(self._metrics, self.tasks.values(), self._brakes)
