@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentic.app import App
-from agentic.cli import restoring
+from agentic.cli import panels, restoring
 from agentic.cli.restoring import Restoring
 from agentic.metrics import Counter, Gauge, Metrics
 from agentic.runtime.logging import setup
@@ -140,7 +140,7 @@ async def _draw(app: App, console: Console) -> None:
 
 
 def tables(app: App, footer: str, restored: Sequence[Restoring] = ()) -> Group:
-    """Return the live display: tables that are being restored, agents, topics, and what `footer` says of the whole."""
+    """Return the live display: what is being restored, agents, topics, windows, and what `footer` says of the whole."""
     agents = Table("agent")
     for column in ("done", "sent"):
         agents.add_column(column, justify="right")
@@ -158,7 +158,17 @@ def tables(app: App, footer: str, restored: Sequence[Restoring] = ()) -> Group:
             row.append(f"{lag[topic.name]:,.0f}" if topic.name in lag else "?")
         topics.add_row(*row)
     title = Text(f"{app.name} on {app.settings.broker}", "bold")
-    return Group(title, *([restoring.bars(restored)] if restored else []), agents, topics, Text(footer))
+    parts = (
+        title,
+        restoring.bars(restored) if restored else None,
+        agents,
+        panels.in_flight(app),
+        topics,
+        panels.windows(app),
+        panels.oldest_unfinished(app.metrics),
+        Text(footer),
+    )
+    return Group(*(part for part in parts if part is not None))
 
 
 def folded(line: str, width: int) -> str:
