@@ -16,6 +16,12 @@ echo
 echo "Departures and mean delay of the first carriers, from the table:"
 "$agentic" -A app tables ls carriers --limit 5
 echo
+echo "Departures and mean delay in the last hours of each airport; each hour came once, when it was closed:"
+"$agentic" -A app tail hourly -n 9
+echo
+echo "Departures that were reported when their hour was closed, and by how many minutes too late:"
+"$agentic" -A app tail missed -n 5
+echo
 echo "Where to look next:"
 if [ "$(pwd)" != "$stood" ]; then
     echo "  cd \"$(pwd)\""
@@ -26,6 +32,8 @@ fi
 echo "  agentic -A app tail late -n 20           # the late flights"
 echo "  agentic -A app tables ls carriers        # the table of all carriers"
 echo "  agentic -A app tables get carriers UA    # one of its rows"
+echo "  agentic -A app tail hourly -n 50         # more hours, in the order in which they were closed"
+echo "  agentic -A app why hours                 # up to when hours are closed, and what open ones wait for"
 echo "  agentic -A app topics                    # what the log holds"
 echo "  agentic -A app groups describe           # how far the app has come"
 echo "and into app.py, the program, and README.md, what to try with it."

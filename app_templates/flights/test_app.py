@@ -1,9 +1,14 @@
 """PROJECT, step by step and without a broker: run it with pytest."""
 
+from datetime import timedelta
+
 import pytest
 from agentic.testing import TestDriver
 
-from app import Flight, Late, Punctuality, alerts, app, carriers, departures, late
+from app import GRACE, QUIET, Flight, Hour, Late, Missed, Punctuality
+from app import alerts, app, carriers, departures, hourly, late, missed
+
+HOUR = 3_600_000
 
 
 @pytest.fixture
@@ -56,3 +61,31 @@ def test_a_crash_doubles_nothing(driver):
     assert len(driver.outputs(late)) == 1
     assert len(driver.outputs(alerts)) == 1
     assert driver.table(carriers)["UA"].departures == 1
+
+
+def test_an_hour_comes_out_once_when_it_is_closed(driver):
+    driver.send(departures, flight(10), key="JFK", timestamp=5 * HOUR)
+    driver.send(departures, flight(20), key="JFK", timestamp=6 * HOUR - 1)
+    driver.send(departures, flight(0), key="JFK", timestamp=6 * HOUR)
+    assert driver.outputs(hourly) == []
+    driver.send(departures, flight(0), key="JFK", timestamp=11 * HOUR)
+    (output,) = driver.outputs(hourly)
+    assert (output.key, output.value) == ("JFK", Hour("Thu 01 Jan 05:00", departures=2, mean_delay=15.0))
+
+
+def test_a_departure_that_is_reported_too_late_is_in_no_hour_and_is_told_of(driver):
+    driver.send(departures, flight(0), key="JFK", timestamp=11 * HOUR)
+    driver.send(departures, flight(0), key="JFK", timestamp=6 * HOUR)
+    driver.send(departures, flight(0), key="JFK", timestamp=5 * HOUR)
+    (output,) = driver.outputs(missed)
+    assert output.value == Missed("UA17", "Thu 01 Jan 05:00", too_late=0)
+    assert driver.dropped["late"] == 1
+
+
+def test_the_last_hours_come_out_when_no_more_departures_come():
+    with TestDriver(app, now=7 * HOUR) as driver:
+        driver.send(departures, flight(30), key="JFK", timestamp=5 * HOUR)
+        driver.advance(GRACE - timedelta(hours=1))
+        assert driver.outputs(hourly) == []
+        driver.advance(QUIET)
+        assert [output.value.departures for output in driver.outputs(hourly)] == [1]

@@ -105,21 +105,24 @@ class Demo:
 
 
 def flights_found(demo: Demo) -> list[str]:
-    """All records of all topics and all rows of the table of a flights project, as lines."""
+    """All records of all topics and all rows of the table of carriers of a flights project, as lines."""
     lines: list[str] = []
-    for topic in ("departures", "late", "alerts"):
+    for topic in ("departures", "late", "alerts", "hourly", "missed"):
         lines += sorted(f"{topic} {line}" for line in demo.records(topic))
     return lines + demo.rows("carriers")
 
 
 def test_a_demo_of_flights_that_was_killed_ends_as_one_that_was_not(tmp_path: Path) -> None:
     straight, killed = Demo(tmp_path / "straight", "flights"), Demo(tmp_path / "killed", "flights")
-    straight.run()
+    printed = straight.run()
+    assert '"departures":2,"mean_delay":6.5' in printed
     for tenths in range(1, 13):
         killed.killed_after(tenths / 10)
     killed.run()
     expected = flights_found(straight)
     assert len(expected) > 6_042
+    counted = [json.loads(line)["value"]["departures"] for line in straight.records("hourly")]
+    assert sum(counted) + len(straight.records("missed")) == 6_042
     assert flights_found(killed) == expected
     killed.run()
     assert flights_found(killed) == expected
