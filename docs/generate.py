@@ -1,4 +1,4 @@
-"""Writes the pages that are made from the code: settings.md and cli.md.
+"""Writes what is made from the code: settings.md, cli.md, and the pictures.
 
 ``python docs/generate.py`` writes them; with ``--check`` it only says which are out of date, and
 ends with exit code 1 if one is.
@@ -18,6 +18,9 @@ from agentic import settings
 from agentic.cli.root import COMMANDS, cli
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+from pictures import PICTURES  # noqa: E402 - it stands beside this file
+
 #: Columns of a help text: what fits beside a page's margin.
 WIDTH = 100
 
@@ -129,7 +132,7 @@ def _section(context: click.Context, level: int) -> str:
     return f"{'#' * level} `{context.command_path}`\n\n```text\n{context.get_help()}\n```\n"
 
 
-PAGES = {"settings.md": settings_page, "cli.md": cli_page}
+PAGES = {"settings.md": settings_page, "cli.md": cli_page, **PICTURES}
 
 
 def main() -> int:
