@@ -41,10 +41,18 @@ def test_the_pages_commands_work_on_kafka(name: str, session: Session, kafka_boo
             session.follow(block)
 
 
-@pytest.mark.parametrize("name", ["settings.md", "cli.md"])
-def test_generated_pages_are_up_to_date(name: str) -> None:
-    generate = runpy.run_path(str(ROOT / "docs" / "generate.py"))
-    assert (ROOT / "docs" / name).read_text("utf-8") == generate["PAGES"][name](), "run 'make docs'"
+GENERATED = runpy.run_path(str(ROOT / "docs" / "generate.py"))["PAGES"]
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_what_is_generated_is_up_to_date(name: str) -> None:
+    assert (ROOT / "docs" / name).read_text("utf-8") == GENERATED[name](), "run 'make docs'"
+
+
+def test_each_picture_is_shown_on_a_page() -> None:
+    pictures = {name for name in GENERATED if name.endswith(".svg")}
+    shown = {name for page in PAGES for name in re.findall(r"!\[[^]]+\]\(([^)]+)\)", page.read_text("utf-8"))}
+    assert pictures <= shown
 
 
 @pytest.mark.parametrize("name", NAMES)
