@@ -147,6 +147,12 @@ class Agent:
         return tuple(source for source in map(unfiltered, self.sources) if isinstance(source, Emissions))
 
     @cached_property
+    def used(self) -> tuple[Table[Any, Any], ...]:
+        """The tables that its code looks into or writes, those that it only reads the changes of left out."""
+        found = dict.fromkeys((*self._tables, *tables_used(self.fn)))
+        return tuple(table for table in found if not isinstance(table, GlobalTable))
+
+    @cached_property
     def tables(self) -> tuple[Table[Any, Any], ...]:
         """The tables that it uses: those declared for it, and those found in its code when this is first asked."""
         deferred = () if self.deferred is None else (self.deferred,)

@@ -298,12 +298,25 @@ class Topic(Source[K, V]):
                 which can't await it: there `BlockingStream.send` takes its place.
             DeliveryFailed: the broker refused the record (outside of agents).
         """
-        outlet = current_outlet.get(None) or self.home.outlet
+        outlet = current_outlet.get(None)
+        if outlet is not None:
+            return outlet.send(self, key, value, headers, timestamp, partition)
+        return self._send_outside(key, value, headers, timestamp, partition)
+
+    async def _send_outside(
+        self,
+        key: K | None,
+        value: V | None,
+        headers: HeadersLike | None,
+        timestamp: int | datetime | None,
+        partition: int | None,
+    ) -> None:
+        outlet = self.home.outlet
         if outlet is None:
             raise RuntimeError(
                 f"topic {self.name!r}: send() needs a running worker; outside of one, use agentic.runtime.session(app)"
             )
-        return outlet.send(self, key, value, headers, timestamp, partition)
+        await outlet.send(self, key, value, headers, timestamp, partition)
 
     def __repr__(self) -> str:
         return f"<Topic {self.name}>"

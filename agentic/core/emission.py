@@ -1,34 +1,23 @@
 """Which windows come out when: an index of a task's windows of one table, by their ends.
 
 A window is *open* until its end is given out by `due`, *kept* until it is given out by `expired`.
-What a look costs is what it gives out, however many are open. Source: spec, C.2; rule C.2's scan in
-the order of the ends, and of the keys' bytes within one.
+What a look costs is what it gives out, however many are open. Source: spec, C.2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
-from typing import Any
 
 
 class Ends:
-    """The windows of one table in one task. A window is named by the bytes that it is stored by.
+    """The windows of one table in one task. A window is named by the bytes that it is stored by."""
 
-    Args:
-        order: gives what windows of one end are sorted by.
-
-    The name of a window that was removed stays in the index until its end is given out: the caller passes over it. One
-    that is made again is there twice, and given out once.
-    """
-
-    def __init__(self, order: Callable[[bytes], Any]) -> None:
-        self._order = order
-        self._named: dict[int, list[bytes]] = {}
+    def __init__(self) -> None:
+        self._named: dict[int, dict[bytes, None]] = {}
+        #: Ends, the least first. One that has no windows any more is passed over.
         self._open: list[int] = []
         self._kept: list[int] = []
-        #: How many windows there are with each end that is open: of those that were removed names alone are left.
-        self._live: dict[int, int] = {}
         self._open_windows = 0
         #: All ends up to this one have been given out by `due`.
         self._given = -1
@@ -37,22 +26,30 @@ class Ends:
         return sum(map(len, self._named.values()))
 
     def add(self, end: int, name: bytes) -> None:
-        """A window has come into being."""
+        """A window has come into being, or is there again."""
         named = self._named.get(end)
         if named is None:
-            self._named[end] = [name]
+            named = self._named[end] = {}
             heappush(self._open if end > self._given else self._kept, end)
-        else:
-            named.append(name)
-        if end > self._given:
-            self._live[end] = self._live.get(end, 0) + 1
+        if end > self._given and name not in named:
             self._open_windows += 1
+        named[name] = None
 
-    def removed(self, end: int) -> None:
-        """A window with this end is no more."""
+    def removed(self, end: int, name: bytes) -> None:
+        """A window is no more."""
+        named = self._named.get(end)
+        if named is None or name not in named:
+            return
+        del named[name]
         if end > self._given:
-            self._live[end] -= 1
             self._open_windows -= 1
+        if not named:
+            del self._named[end]
+
+    def has(self, end: int, name: bytes) -> bool:
+        """Is a window there?"""
+        named = self._named.get(end)
+        return named is not None and name in named
 
     def begin_at(self, given: int) -> None:
         """Before the first window: all ends up to this one have been given out."""
@@ -60,29 +57,39 @@ class Ends:
 
     def next_due(self) -> int | None:
         """Return the least end that is open and has a window."""
-        while self._open and self._open[0] > self._given and not self._live[self._open[0]]:
-            end = heappop(self._open)
-            del self._live[end], self._named[end]
-        return self._open[0] if self._open else None
+        while self._open and self._open[0] <= self._given:
+            heappop(self._open)  # it was there twice, since all its windows had gone meanwhile
+        return self._least(self._open)
+
+    def next_kept(self) -> int | None:
+        """Return the least end that is kept and has a window."""
+        return self._least(self._kept)
+
+    def _least(self, ends: list[int]) -> int | None:
+        while ends and ends[0] not in self._named:
+            heappop(ends)
+        return ends[0] if ends else None
 
     def due(self, upto: int) -> Iterator[tuple[int, list[bytes]]]:
-        """Give out the open ends up to one, rising, with their windows in order."""
-        if upto > self._given:
-            self._given = upto
-        while self._open and self._open[0] <= upto:
-            end = heappop(self._open)
-            self._open_windows -= self._live.pop(end)
+        """Give out the open ends up to one, rising, each with its windows in the order in which they came."""
+        while (end := self.next_due()) is not None and end <= upto:
+            heappop(self._open)
+            self._given = end
             heappush(self._kept, end)
-            yield end, sorted(set(self._named[end]), key=self._order)
+            names = list(self._named[end])
+            self._open_windows -= len(names)
+            yield end, names
+        self._given = max(self._given, upto)
 
-    def expired(self, upto: int) -> Iterator[list[bytes]]:
+    def expired(self, upto: int) -> Iterator[Iterable[bytes]]:
         """Forget the kept ends up to one; give out their windows."""
-        while self._kept and self._kept[0] <= upto:
-            yield self._named.pop(heappop(self._kept))
+        while (end := self._least(self._kept)) is not None and end <= upto:
+            heappop(self._kept)
+            yield self._named.pop(end)
 
     @property
     def open_ends(self) -> int:
-        """How many different ends are open."""
+        """How many different ends are open, about."""
         return len(self._open)
 
     def open_windows(self) -> int:

@@ -187,6 +187,12 @@ class TimeWindows:
     def add(
         self, rows: Rows, key: bytes, value: Any, timestamp: int, time: int, close: int, aggregate: Aggregate
     ) -> Change:
+        if self.advance == self.size:
+            start = timestamp - timestamp % self.size
+            end = start + self.size
+            if end <= close:
+                return Change((), (Refused(start, end),))
+            return Change((self._into(rows, key, start, end, value, timestamp, aggregate),), ())
         updates: list[Update] = []
         refused: list[Refused] = []
         for start in self.starts(timestamp):
@@ -194,10 +200,13 @@ class TimeWindows:
             if end <= close:
                 refused.append(Refused(start, end))
                 continue
-            old = rows.get(key, start, end)
-            if old is None:
-                updates.append(put(rows, key, start, end, None, aggregate.begin(value), timestamp))
-            else:
-                newest = max(timestamp, old.timestamp)
-                updates.append(put(rows, key, start, end, old, aggregate.add(old.value, value), newest))
+            updates.append(self._into(rows, key, start, end, value, timestamp, aggregate))
         return Change(updates, refused)
+
+    @staticmethod
+    def _into(rows: Rows, key: bytes, start: int, end: int, value: Any, timestamp: int, aggregate: Aggregate) -> Update:
+        old = rows.get(key, start, end)
+        if old is None:
+            return put(rows, key, start, end, None, aggregate.begin(value), timestamp)
+        newest = old.timestamp if old.timestamp > timestamp else timestamp
+        return put(rows, key, start, end, old, aggregate.add(old.value, value), newest)

@@ -233,7 +233,7 @@ class Pool(Crew):
         lane.views = self.place.views(lane)
         # An agent that reads changes beside topics may have two events of one key at work.
         mixed = bool(self.agent.watched and self.agent.topics)
-        lane.shares_tables = mixed or bool(self.place.shared.intersection(tables))
+        lane.shares_tables = mixed or bool(self.place.shared.intersection(self.agent.used))
         for view in lane.views.values():
             view.shared = view.shared or mixed
             if own and self._execution.concurrent and self._execution.order != "partition":

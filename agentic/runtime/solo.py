@@ -29,7 +29,7 @@ class Solo(Crew):
     def __init__(self, agent: Agent, place: Place) -> None:
         super().__init__(agent, place)
         self._policy = Policy(agent, place.settings)
-        shares = bool(place.shared.intersection(agent.tables))
+        shares = bool(place.shared.intersection(agent.used))
         parts = (agent, self._drained, place.outbox, place.metrics, place.ask_commit, self._policy)
         self.slot: Slot[Any]
         if place.gate is not None or shares or WatchingSlot.needed(agent):

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 from agentic.brokers.base import TopicPartition
 from agentic.core.versioned import NOTHING_OBSERVED
@@ -71,6 +71,12 @@ def as_mark(value: int) -> bytes:
     return value.to_bytes(8, "big", signed=True)
 
 
+class Timed(Protocol):
+    """What has something to write whenever a checkpoint begins."""
+
+    def note_times(self) -> None: ...
+
+
 class TaskState:
     """The tables of one task.
 
@@ -114,6 +120,8 @@ class TaskState:
         }
         #: The ids of the worker's source topics, as far as they are known: their positions are noted with the rows.
         self.sources: Mapping[str, str] = {}
+        #: Those that keep the time of windowed tables, while the task's agents run.
+        self.operators: Sequence[Timed] = ()
         self._writing = asyncio.Lock()
         for table, buffer in self.buffers.items():
             if table.versioned is not None:
@@ -184,6 +192,8 @@ class TaskState:
 
     def take(self) -> bool:
         """A checkpoint begins: fix what it writes; return whether there is anything."""
+        for operator in self.operators:
+            operator.note_times()
         taken = [len(buffer.take()) for buffer in self.buffers.values()]
         self._encoded = {}
         self._observed = {table: self.buffers[table].observed for table in self.buffers if table.versioned is not None}

@@ -97,7 +97,7 @@ class Task:
         self._alarm: asyncio.TimerHandle | None = None
         self._closing = False
         watched = any(agent.watched for agent in agents)
-        uses = Counter(table for agent in agents for table in agent.tables)
+        uses = Counter(table for agent in agents for table in agent.used)
         #: The tables that more than one of the agents uses.
         self._shared = frozenset(table for table, users in uses.items() if users > 1)
         #: Holds events back while children of others are under way; None where no event can have any.
@@ -157,7 +157,8 @@ class Task:
         self._place.clock = Clock(max(times, default=None))
         if self.state is not None:
             self.operators = {table: self._operator(table) for table in self.tables if isinstance(table, WindowedTable)}
-        if self.operators:
+        if self.operators and self.state is not None:
+            self.state.operators = list(self.operators.values())
             idle = self._settings.idle_after
             self._quiet = Quiet(
                 self.name,
@@ -194,7 +195,7 @@ class Task:
     def _operator(self, table: WindowedTable[Any, Any]) -> Operator:
         """Return what keeps a windowed table's time, and hands out what comes out of it."""
         assert self.state is not None and self.gate is not None, "a task with tables has both by now"
-        writers = [crew for crew in self.crews if table in crew.agent.tables and table not in crew.agent.watched]
+        writers = [crew for crew in self.crews if table in crew.agent.used]
         contended = len(writers) > 1 or any(isinstance(crew, Pool) for crew in writers)
         readers = [
             Reader(crew, Emitted(source.topic, self.partition, self.gate), source)

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import merge
 from itertools import islice
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from agentic.core.calendar import CalendarWindows
 from agentic.core.clock import Clock, Hold
@@ -27,17 +28,19 @@ from agentic.core.windows import Refused, Row, Update
 from agentic.runtime.gate import Emitted, Gate
 from agentic.runtime.tables import Layout, TableView, Times
 from agentic.runtime.window_numbers import WindowNumbers
-from agentic.state.buffer import TableBuffer
+from agentic.state.buffer import ABSENT, TableBuffer
 from agentic.state.envelope import unwrap
 from agentic.state.window_keys import FIRST, TIMES, WindowKeys
 from agentic.stream import Event
-from agentic.windows import Emissions, Late, Window, WindowedTable
+from agentic.windows import LAST, Emissions, Late, Window, WindowedTable
 
 if TYPE_CHECKING:
     from agentic.runtime.instance import Children, Instance
 
 #: Windows that are handed out at once; the next ones when the agents are done with these.
 BURST = 500
+#: Windows of one end that are put in order at once: some milliseconds' worth.
+PIECE = 20_000
 #: Rows that are removed at once when they are not needed any more.
 SWEEP = 1_000
 
@@ -94,7 +97,8 @@ class Operator:
         #: Of windows that all have one.
         self._size: int | None = getattr(self.windowing, "size", None)
         self._sessions = isinstance(self.windowing, SessionWindows)
-        self.ends = Ends(_session_order if self._sessions else _window_order)
+        self.ends = Ends()
+        self._order = _session_order if self._sessions else _window_order
         #: For kinds that look for neighbours: key -> bounds of its windows, in order.
         self.neighbours: dict[bytes, list[tuple[int, int]]] | None = (
             {} if isinstance(self.windowing, SessionWindows | SlidingWindows) else None
@@ -102,8 +106,16 @@ class Operator:
         #: How much longer than needed windows are kept, to be read or reopened.
         self.extra = table.retention - table.least_retention
         self._given = -1
-        self._due: Iterator[tuple[int, bytes]] | None = None
+        self._due: Iterator[tuple[int, bytes | None]] | None = None
         self._unneeded: deque[bytes] = deque()
+        #: A window that ends at `e` is closed from the time `e` + the first of these on, and forgotten from the second.
+        self._closes_after = -self.windowing.last_closed(self.windowing.close(0))
+        self._forgotten_after = -self._forgettable(self.windowing.close(0))
+        #: Before this time nothing comes out, and nothing is forgotten. Where windows may open again, each event looks.
+        self._next = 0
+        self._looks_always = table.late_policy == "reopen"
+        self._noted = Times(-1, -1)
+        buffer.forgets = True
         self._restore()
         if contended:
             self.clock = Clock(self.time)
@@ -115,6 +127,8 @@ class Operator:
             self.ends.begin_at(self._given)
         for name, _ in self.buffer.pairs({}, FIRST):
             self._made(name)
+        # The windows are found by their ends from here on: no scan needs an order that each event has to keep.
+        self.buffer.order = None
 
     # -- the index ----------------------------------------------------------------------------
 
@@ -152,7 +166,6 @@ class Operator:
             self.time = time
             if self.clock is not None:
                 self.clock.skip(time)
-            self.note_times()
 
     def close_at(self, time: int) -> int:
         """Return the close time that goes with a stream time, held back by events in flight."""
@@ -179,11 +192,13 @@ class Operator:
 
     def emit(self) -> None:
         """Give out the windows that are closed by now, in order, and forget what is not needed any more."""
-        close = self.close_at(self.time)
+        time = self.time if self.clock is None or self.clock.now > self.time else self.clock.now
+        if time < self._next and not self._looks_always:
+            return
+        close = self.windowing.close(time)
         given = self.windowing.last_closed(close)
         if given > self._given:
             self._given = given
-            self.note_times()
             if self.finals:
                 if self._due is None:
                     self._due = self._names_due(given)
@@ -193,10 +208,36 @@ class Operator:
                 for _ in self.ends.due(given):
                     continue
         self._forget(close)
+        self._next = self._when_next()
 
-    def _names_due(self, given: int) -> Iterator[tuple[int, bytes]]:
+    def _when_next(self) -> int:
+        """Return the time from which on there is something to do again."""
+        if self._unneeded or self._due is not None:
+            return -1
+        due, kept = self.ends.next_due(), self.ends.next_kept()
+        return min(
+            LAST if due is None else due + self._closes_after,
+            LAST if kept is None else kept + self._forgotten_after,
+        )
+
+    def made(self, name: bytes, end: int) -> None:
+        """A window has come into being."""
+        self.ends.add(end, name)
+        if end + self._closes_after < self._next:
+            self._next = end + self._closes_after
+
+    def _names_due(self, given: int) -> Iterator[tuple[int, bytes | None]]:
+        """Iterate over what is due, in order; None after each piece of work that takes its time."""
         for end, names in self.ends.due(given):
-            for name in names:
+            if len(names) <= PIECE:
+                ordered: Iterable[bytes] = sorted(names, key=self._order)
+            else:
+                pieces = []
+                for begin in range(0, len(names), PIECE):
+                    pieces.append(sorted(names[begin : begin + PIECE], key=self._order))
+                    yield end, None
+                ordered = merge(*pieces, key=self._order)
+            for name in ordered:
                 yield end, name
 
     def _emit_some(self) -> None:
@@ -207,6 +248,9 @@ class Operator:
         number = emitted = 0
         began = perf_counter()
         for end, name in islice(self._due, BURST):
+            if name is None:
+                number = BURST  # others get a turn
+                break
             number += 1
             entry, timestamp = rows.get(name) or load(name)
             if entry is None:
@@ -228,10 +272,14 @@ class Operator:
             self._gate.later(self._emit_some)
             return
         self._forget(self.close_at(self.time))
+        self._next = self._when_next()
 
     def note_times(self) -> None:
-        """Write the times beside the windows."""
-        self.buffer.apply({TIMES: (Times(self.time, self._given), max(self.time, 0))})
+        """Write the times beside the windows, if they are others by now: a checkpoint begins."""
+        times = Times(self.time, self._given)
+        if times != self._noted:
+            self._noted = times
+            self.buffer.apply({TIMES: (times, max(self.time, 0))})
 
     @property
     def given(self) -> int:
@@ -297,6 +345,7 @@ class WindowedView(TableView):
         "_finals",
         "_fresh",
         "_gone",
+        "_got",
         "_late",
         "_operator",
         "_pending",
@@ -317,6 +366,8 @@ class WindowedView(TableView):
         operator: Operator,
     ) -> None:
         super().__init__(table, layout, buffer, slot, partition, partitions)
+        #: What `get` has found last, within one call of `add`.
+        self._got: tuple[bytes, int, int, bytes, Any] = NOTHING_GOT
         self._operator = operator
         self._windowing = operator.windowing
         self._keys = operator.keys.inner
@@ -331,7 +382,7 @@ class WindowedView(TableView):
         self._drops: list[str] = []
         self._updates: list[tuple[Any, bytes, Update]] = []
         self._late: list[tuple[Any, bytes, Late[Any]]] = []
-        self._fresh: list[bytes] = []
+        self._fresh: list[tuple[bytes, int]] = []
         self._gone: list[bytes] = []
         self._changed_neighbours: dict[bytes, list[tuple[int, int]]] = {}
         #: Where others may write at the same time: the bounds that were looked at, by key.
@@ -375,6 +426,7 @@ class WindowedView(TableView):
             return
         time = max(operator.time, self._time, timestamp)
         self._time = time
+        self._got = NOTHING_GOT
         close = operator.close_at(time)
         reopens = close - operator.extra if operator.table.late_policy == "reopen" else close
         change = self._windowing.add(self, raw, value, timestamp, time, reopens, operator.table.aggregate)
@@ -408,11 +460,8 @@ class WindowedView(TableView):
     def get(self, key: bytes, start: int, end: int) -> Row | None:  # type: ignore[override]
         """See `Rows.get`."""
         name = self._operator.keys.name(key, start, end)
-        row = self.overlay.get(name)
-        if row is None:
-            row = self._rows.get(name) or self._load(name)
-            if self.shared:
-                self.read.setdefault(name, row)
+        row = self._row(name, end)
+        self._got = (key, start, end, name, row)
         entry, timestamp = row
         if entry is None:
             return None
@@ -447,22 +496,26 @@ class WindowedView(TableView):
 
     def put(self, key: bytes, row: Row) -> None:
         """See `Rows.put`."""
-        name = self._operator.keys.name(key, row.start, row.end)
+        got_key, got_start, got_end, name, before = self._got
+        if got_key is not key or got_start != row.start or got_end != row.end:
+            name = self._operator.keys.name(key, row.start, row.end)
+            before = self._row(name, row.end)
+        elif name in self.overlay:
+            before = self.overlay[name]  # it may have been removed since
         value = row.value
         entry = value
         if value.__class__ is not self._scalar:
             entry = self._entry(value)
-        before = self._before_of(name)
         self.overlay[name] = (entry, row.timestamp)
         if before[0] is None:
-            self._fresh.append(name)
+            self._fresh.append((name, row.end))
             if self._operator.neighbours is not None:
                 _insert(self._own_neighbours(key), self._mine(row.start, row.end))
 
     def remove(self, key: bytes, start: int, end: int) -> None:  # type: ignore[override]
         """See `Rows.remove`."""
         name = self._operator.keys.name(key, start, end)
-        before = self._before_of(name)
+        before = self._row(name, end)
         if before[0] is None:
             return
         self.overlay[name] = (None, before[1])
@@ -470,13 +523,17 @@ class WindowedView(TableView):
         if self._operator.neighbours is not None:
             self._own_neighbours(key).remove(self._mine(start, end))
 
-    def _before_of(self, name: bytes) -> Any:
-        before = self.overlay.get(name)
-        if before is None:
-            before = self._rows.get(name) or self._load(name)
+    def _row(self, name: bytes, end: int) -> Any:
+        """Return the row of a window as the current event sees it."""
+        row = self.overlay.get(name)
+        if row is None:
+            row = self._rows.get(name)
+            if row is None:
+                # Whatever is stored is in the index: a new window costs no look into the store.
+                row = self._load(name) if self._operator.ends.has(end, name) else ABSENT
             if self.shared:
-                self.read.setdefault(name, before)
-        return before
+                self.read.setdefault(name, row)
+        return row
 
     def _mine(self, start: int, end: int) -> tuple[int, int]:
         return (end, start) if isinstance(self._windowing, SessionWindows) else (start, end)
@@ -491,13 +548,19 @@ class WindowedView(TableView):
 
     def apply(self) -> None:
         operator = self._operator
-        if self.overlay:
-            self.buffer.apply(self.overlay)
-            self.overlay.clear()
-        for name in self._fresh:
-            operator.ends.add(operator.end_of(name), name)
-        for name in self._gone:
-            operator.ends.removed(operator.end_of(name))
+        overlay = self.overlay
+        # What was removed may have been made again by the same event.
+        gone = [name for name in self._gone if overlay[name][0] is None]
+        if len(overlay) == 1 and self.buffer.order is None:
+            name, row = overlay.popitem()
+            self._rows[name] = self.buffer.dirty[name] = row
+        elif overlay:
+            self.buffer.apply(overlay)
+            overlay.clear()
+        for name, end in self._fresh:
+            operator.made(name, end)
+        for name in gone:
+            operator.ends.removed(operator.end_of(name), name)
         if self._changed_neighbours:
             neighbours = operator.neighbours
             assert neighbours is not None, "noted only then"
@@ -514,7 +577,10 @@ class WindowedView(TableView):
         for key, raw, late in self._late:
             operator.hand_out(operator.lates, key, self._wire(raw), late, late.timestamp)
         finals = self._finals
-        self._reset()
+        self._pending = self._finals = False
+        self._time = -1
+        if self._fresh or self._gone or self._drops or self._updates or self._changed_neighbours or self._seen:
+            self._reset()
         if finals:
             operator.emit()
 
@@ -599,8 +665,20 @@ class WindowedView(TableView):
         return self._wire(self._operator.keys.key(raw))
 
 
+NOTHING_GOT: Final = (b"", -1, -1, b"", ABSENT)
 #: What a view has noted of the current event, beside the rows.
-_NOTES = ("_pending", "_time", "_finals", "_drops", "_updates", "_late", "_fresh", "_changed_neighbours", "_seen")
+_NOTES = (
+    "_pending",
+    "_time",
+    "_finals",
+    "_drops",
+    "_updates",
+    "_late",
+    "_fresh",
+    "_gone",
+    "_changed_neighbours",
+    "_seen",
+)
 
 
 def _insert(bounds: list[tuple[int, int]], mine: tuple[int, int]) -> None:

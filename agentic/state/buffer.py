@@ -43,6 +43,7 @@ class TableBuffer(Generic[E]):
             what is not in it. The object stays the same, so that the hot path may hold on to it.
         dirty: rows written since the last checkpoint began, by key.
         order: the keys of `dirty` in their order; None while nobody has scanned the table.
+        forgets: many rows are gone again before any checkpoint has had them: then nothing is written for them.
         observed: of a table with versions, the greatest timestamp that it has accepted, in ms.
     """
 
@@ -62,6 +63,7 @@ class TableBuffer(Generic[E]):
         self._load = load
         self._dump = dump
         self.cache_bytes = 16 << 20
+        self.forgets = False
         self.observed = NOTHING_OBSERVED
         self._aged: dict[bytes, Row] = {}
         self._flushing: dict[bytes, Row] = {}
@@ -224,6 +226,9 @@ class TableBuffer(Generic[E]):
             (key, None if entry is None else dump(entry), timestamp)
             for key, (entry, timestamp) in sorted(self._flushing.items())
         ]
+        if self.forgets:
+            there = self.store.get
+            encoded = [row for row in encoded if row[1] is not None or there(self.name, row[0]) is not None]
         if encoded:
             mean = sum(len(key) + len(value or b"") for key, value, _ in encoded) / len(encoded)
             self._mean += (mean - self._mean) / 4

@@ -12,9 +12,8 @@
 # async = 20_000
 # wide = 200_000
 # swift = 800_000
-# [tool.bench.cannot]
-# tumbling = "no windows yet"
-# hopping = "no windows yet"
+# tumbling = 600_000
+# hopping = 200_000
 # ///
 """agentic with its defaults, run by the interpreter that runs the harness."""
 
@@ -22,6 +21,7 @@ import asyncio
 import os
 import pathlib
 import sys
+from datetime import timedelta
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
@@ -59,6 +59,24 @@ elif WORKLOAD in ("async", "wide", "swift"):
                 await asyncio.sleep(0.05)
             value["ms"] *= 2
             yield value
+
+elif WORKLOAD in ("tumbling", "hopping"):
+    WINDOWS = app.table("windows", key=str, value=int)
+    GRACE = timedelta(seconds=2)
+    if WORKLOAD == "tumbling":
+        windows = WINDOWS.tumbling(timedelta(seconds=10), grace=GRACE).count()
+    else:
+        windows = WINDOWS.hopping(timedelta(seconds=60), every=timedelta(seconds=10), grace=GRACE).count()
+
+    @app.agent(source)
+    async def add(stream):
+        async for value in stream:
+            windows.add(stream.event.key, value)
+
+    @app.agent(windows.emit_final(), to=output)
+    async def report(closed):
+        async for window in closed:
+            yield {"start": window.start, "n": window.value}
 
 elif WORKLOAD == "enrich":
     users = app.table("users", source=app.topic(os.environ["TABLE"], key=str, value=dict))
