@@ -115,7 +115,7 @@ async def look(
 
 
 def _writers(app: App, table: WindowedTable[Any, Any]) -> Iterator[Agent]:
-    return (agent for agent in app.processors() if table in agent.tables and table not in agent.watched)
+    return (agent for agent in app.processors() if table in agent.used)
 
 
 async def _read_windows(
@@ -260,7 +260,7 @@ def _parts(
     for source in behind:
         yield "behind", f"{source.tp} by {many(source.end - source.base, 'record')}, from offset {source.base:,} on"
     if task.held:
-        yield "held by", _held(min(task.held, key=lambda held: held.timestamp), len(task.held))
+        yield "held by", _held(min(task.held, key=lambda held: held.offset), len(task.held))
     yield from _quiet(task, bool(behind), idle_after)
 
 

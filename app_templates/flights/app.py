@@ -22,8 +22,8 @@ DATA = Path(__file__).parent / "data"
 #: Minutes from which a flight counts as late, and from which someone should know.
 LATE, LONG = 15, 120
 
-#: A departure is reported when the flight has landed, so hours after it. For so long after its end an hour waits for more;
-#: when no report has come for `QUIET`, time goes on by itself, and the last hours are closed, too.
+#: A departure is reported when the flight has landed, hours later: for so long after its end an hour waits for more.
+#: When no report has come for `QUIET`, time goes on by itself, and the last hours are closed, too.
 GRACE, QUIET = timedelta(hours=5), timedelta(minutes=1)
 
 
