@@ -185,12 +185,16 @@ class Metrics:
         for each, value in kept.items():
             self.gauge(name, **dict(each)).set(value)
 
-    def total(self, name: str, **labels: object) -> float:
-        """Return the sum over all counters and gauges of this name that carry these labels."""
+    def total(self, name: str, *, fresh: bool = True, **labels: object) -> float:
+        """Return the sum over all counters and gauges of this name that carry these labels.
+
+        Args:
+            fresh: let the worker bring its numbers up to date first; some are right at any time.
+        """
         wanted = {(k, str(v)) for k, v in labels.items()}
         return sum(
             metric.value or 0
-            for metric in self
+            for metric in (self if fresh else list(self._metrics.values()))
             if metric.name == name and isinstance(metric, Counter | Gauge) and wanted <= set(metric.labels)
         )
 

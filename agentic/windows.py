@@ -332,6 +332,10 @@ class WindowedTable(Table[K, V]):
                 f"table {self.name!r}: on_close={name_of(on_close)} is no plain function of the window"
             )
         found = self._source("final")
+        if on_close is not None and not (isinstance(self.windowing, CalendarWindows) or _tumbles(self.windowing)):
+            raise ConfigurationError(
+                f"table {self.name!r}: on_close= is for tumbling and calendar windows, of which a time is in one"
+            )
         if on_close is not None and on_close is not found.on_close:
             if found.on_close is not None:
                 raise ConfigurationError(
@@ -345,7 +349,7 @@ class WindowedTable(Table[K, V]):
         """Return as a source: each change of a window.
 
         Args:
-            within: the changes of a window are merged for up to so long, on the wall clock.
+            within: the changes of a window are merged for up to so long, on the wall clock, or until the next commit.
         """
         found = self._source("update")
         if within is not None:
@@ -425,6 +429,10 @@ class WindowedTable(Table[K, V]):
 
 #: Later than any window.
 LAST = (1 << 62) - 1
+
+
+def _tumbles(windowing: Windowing) -> bool:
+    return isinstance(windowing, TimeWindows) and windowing.size == windowing.advance
 
 
 def _itself(value: Any) -> Any:

@@ -271,6 +271,7 @@ class Assignment:
         """Return when no task has an event whose effects are out and whose children are not done; `go_on` ends that."""
         warned = False
         for task in self.tasks.values():
+            task.flush()
             task.shut()
         # What had begun before may be done, and have children, while those of another task are waited for.
         while torn := [task for task in self.tasks.values() if task.torn and not task.ended]:

@@ -37,6 +37,8 @@ NEVER = -(1 << 63)
 class Children(Protocol):
     """Who reads what has a parent."""
 
+    agent: Agent
+
     def put_child(self, event: Event) -> None:
         """Take over a child of an event of the task."""
 

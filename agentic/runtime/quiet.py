@@ -20,6 +20,8 @@ log = logging.getLogger("agentic.worker")
 TELL_AFTER = 30.0
 #: Seconds between two looks at a task that is not quiet although nothing comes: a call under way, an end not known.
 AGAIN = 1.0
+#: Seconds until tables are looked at that may be fed by what has just come out.
+SOON = 0.01
 #: The longest wait for one look, in seconds: the wall clock may be set meanwhile.
 LONGEST = 3_600.0
 
@@ -46,7 +48,7 @@ class Quiet:
         moved: Callable[[int], None],
     ) -> None:
         self._task = task
-        self._operators = list(operators)
+        self._operators = in_order(operators)
         self._default = idle_after
         self._is_quiet = is_quiet
         self._now = now
@@ -73,8 +75,8 @@ class Quiet:
         if not self._is_quiet():
             return False
         now = self._now()
-        moved = [self._move(each, now) for each in self._operators if self._idle_after(each) is not None]
-        return any(moved)
+        # One that gives something out may feed the next: that is looked at when it has been worked off.
+        return any(self._idle_after(each) is not None and self._move(each, now) for each in self._operators)
 
     def _idle_after(self, operator: Operator) -> int | None:
         own = operator.table.idle_after
@@ -102,12 +104,16 @@ class Quiet:
             quiet_for = now - self._since + 0.000_5
             if idle_after is None:
                 self._tell(operator, quiet_for)
-                waits.append(TELL_AFTER - quiet_for)
+                if operator not in self._told and (end := operator.ends.next_due()) is not None:
+                    waits.append(max(TELL_AFTER - quiet_for, operator.closed_from(end) / 1000 - self._now() / 1000))
                 continue
             if quiet_for * 1000 < idle_after:
                 waits.append(idle_after / 1000 - quiet_for)
                 continue
-            self._move(operator, self._now() - idle_after)
+            if self._move(operator, self._now() - idle_after):
+                # What it gives out may be written to the next one, whose time must not be ahead of it.
+                waits.append(SOON)
+                break
             if (behind := operator.behind()) is not None:
                 waits.append(behind / 1000)
         due = [wait for wait in waits if wait > 0]
@@ -141,3 +147,16 @@ class Quiet:
                 operator.ends.open_windows(),
                 operator.table.name,
             )
+
+
+def in_order(operators: Collection[Operator]) -> list[Operator]:
+    """Return windowed tables so that each comes before those which agents feed by what it gives out."""
+    found: list[Operator] = []
+    left = list(operators)
+    while left:
+        fed = {table for each in left for table in each.feeds if table is not each.table}
+        # In a circle none is first: any will do.
+        first = next((each for each in left if each.table not in fed), left[0])
+        left.remove(first)
+        found.append(first)
+    return found

@@ -221,8 +221,9 @@ class WatchingSlot(Slot[T]):
     async def __anext__(self) -> T:
         while True:
             # First, since its own children may come to this very agent.
+            worked = self.working_on is not None
             self.finish()
-            if self._holds:
+            if worked and self._holds:
                 self._let_time_go()
             self._children_in_turn += 1
             if self._children_in_turn >= TURN:
@@ -232,7 +233,8 @@ class WatchingSlot(Slot[T]):
             if self._waiting_children or not self._gate.passable:
                 await self._next_child()
             value = await super().__anext__()
-            if self.timed:
+            if self.timed and not self._holds:
+                # An event that is begun again has them still.
                 self._holds = [operator.hold(self.working_on) for operator in self.timed]
             # The event is current while its predicates run: if one raises, it is the one that failed.
             if self._passes(self.event):
@@ -293,7 +295,6 @@ class WatchingSlot(Slot[T]):
             (self._waiting_children if isinstance(event.origin, Inward) else self._inbox).appendleft(event)
         self._also.clear()
         self.working_on = None
-        self._let_time_go()
 
     def put_child(self, event: Event) -> None:
         self._waiting_children.append(event)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from agentic.codecs.json import Typed
 from agentic.codecs.raw import Raw, Text
@@ -30,7 +30,10 @@ from agentic.windows import WindowedTable
 if TYPE_CHECKING:
     from agentic.runtime.instance import Children, Instance
 
-_TIMES = struct.Struct(">qq")
+#: The entry of a window that was closed early, and what is stored of it: no JSON, which begins with no such byte.
+CLOSED: Final = object()
+_CLOSED = b"\0closed"
+_TIMES = struct.Struct(">qqq")
 #: Types whose values stay what they are: the bytes of such a key can be remembered.
 IMMUTABLE = frozenset((str, bytes, int))
 #: Integers below this, either sign, are known to have bytes; others show it when they are assigned.
@@ -71,7 +74,7 @@ class Layout:
         if isinstance(table, WindowedTable):
             self.keys = WindowKeys(self.keys, sessions=isinstance(table.windowing, SessionWindows))
             self.first = FIRST
-            self.dump = _with_times(self.dump)
+            self.load, self.dump = _with_closed(self.load), _with_times(self.dump)
         # The codec's own methods are plain functions of C: the hot path calls them directly.
         text = isinstance(table.key, Text)
         self.encode_key: Callable[[Any], bytes] = str.encode if text else self.keys.encode
@@ -105,9 +108,16 @@ def _with_times(dump: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
     """What makes a stored value of an entry of windows, or of the row of their times."""
 
     def either(entry: Any) -> bytes:
-        return entry.encode() if entry.__class__ is Times else dump(entry)
+        if entry.__class__ is Times:
+            return entry.encode()
+        return _CLOSED if entry is CLOSED else dump(entry)
 
     return either
+
+
+def _with_closed(load: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """What makes an entry of a stored value, where a window may have been closed early."""
+    return lambda data: CLOSED if data == _CLOSED else load(data)
 
 
 class Times(NamedTuple):
@@ -116,10 +126,12 @@ class Times(NamedTuple):
     Attributes:
         time: its stream time, -1 before any event.
         given: all windows that end at it or earlier have been given out.
+        held: the stream time by which lateness is judged, which events at work hold back.
     """
 
     time: int
     given: int
+    held: int
 
     def encode(self) -> bytes:
         """Return its bytes: a store, and a changelog, keep it beside the windows."""

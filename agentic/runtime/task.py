@@ -212,11 +212,18 @@ class Task:
             contended,
             WindowNumbers(self._metrics, self._settings, self.name, table.name),
             self._latest,
+            self._all_again(writers),
         )
         if contended:
             for crew in writers:
                 crew.timed.append(operator)
         return operator
+
+    def _all_again(self, writers: Sequence[Crew]) -> Callable[[], bool]:
+        """Return what says whether some crews have done all that they had begun before a restart."""
+        ledgers = [source.ledger_of(crew.agent.name) for source in self.sources.values() for crew in writers]
+        begun = [(ledger, ledger.high_done + 1) for ledger in ledgers if ledger is not None]
+        return lambda: all((ledger.base or 0) >= known_to for ledger, known_to in begun)
 
     def _latest(self) -> int | None:
         """Return the latest time, in ms, that is taken for one; None: any is."""
@@ -402,6 +409,11 @@ class Task:
                     self.state.sweep(table, min(clocks))
 
     # -- agents -------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """A commit is near: let what waits to be merged come out."""
+        for operator in self.operators.values():
+            operator.flush()
 
     def shut(self) -> None:
         """Let no further event of a source begin, where one may have children."""

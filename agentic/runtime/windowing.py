@@ -12,12 +12,15 @@ goes on emitting exactly where the last commit was. Source: spec, B and C, and d
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import islice
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
 
 from agentic.core.calendar import CalendarWindows
 from agentic.core.clock import Clock, Hold
@@ -26,12 +29,13 @@ from agentic.core.sessions import SessionWindows
 from agentic.core.sliding import SlidingWindows
 from agentic.core.windows import Refused, Row, Update
 from agentic.runtime.gate import Emitted, Gate
-from agentic.runtime.tables import Layout, TableView, Times
+from agentic.runtime.tables import CLOSED, Layout, TableView, Times
 from agentic.runtime.window_numbers import WindowNumbers
 from agentic.state.buffer import ABSENT, TableBuffer
 from agentic.state.envelope import unwrap
 from agentic.state.window_keys import FIRST, TIMES, WindowKeys
 from agentic.stream import Event
+from agentic.table import Table
 from agentic.windows import LAST, Emissions, Late, Window, WindowedTable
 
 if TYPE_CHECKING:
@@ -62,6 +66,7 @@ class Operator:
         contended: may events be at work that write it at the same time? Then each holds the table's clock while it is.
         numbers: counts what is refused, and what comes out.
         latest: gives the latest time that is taken for one, None for any.
+        all_again: are all events done that were under way before a restart, and come again?
 
     Attributes:
         time: the table's stream time, -1 before any event.
@@ -78,6 +83,7 @@ class Operator:
         contended: bool,
         numbers: WindowNumbers,
         latest: Callable[[], int | None],
+        all_again: Callable[[], bool],
     ) -> None:
         assert isinstance(layout.keys, WindowKeys), "a windowed table has such keys"
         self.table = table
@@ -93,6 +99,12 @@ class Operator:
         self._layout = layout
         self.finals = [reader for reader in readers if reader.source.mode == "final"]
         self.updates = [reader for reader in readers if reader.source.mode == "update"]
+        #: Closes a window early; windows that were closed so stay as a mark until they would have been closed.
+        self.on_close = next((reader.source.on_close for reader in self.finals if reader.source.on_close), None)
+        #: Updates that wait to be merged with later ones of their windows, until a time or the next commit.
+        self.within = next((reader.source.within for reader in self.updates if reader.source.within), None)
+        self._merged: dict[bytes, tuple[Any, bytes, Window[Any, Any]]] = {}
+        self._merging: asyncio.TimerHandle | None = None
         self.lates = [reader for reader in readers if reader.source.mode == "late"]
         #: Of windows that all have one.
         self._size: int | None = getattr(self.windowing, "size", None)
@@ -114,16 +126,23 @@ class Operator:
         #: Before this time nothing comes out, and nothing is forgotten. Where windows may open again, each event looks.
         self._next = 0
         self._looks_always = table.late_policy == "reopen"
-        self._noted = Times(-1, -1)
+        self._noted = Times(-1, -1, -1)
+        self._held = -1
         buffer.forgets = True
         self._restore()
+        #: Holds the clock where it was, until what was at work then, and comes again, is done.
+        self._again: Hold | None = None
+        self._all_again = all_again
         if contended:
-            self.clock = Clock(self.time)
+            self.clock = Clock(self._held)
+            self._again = self.clock.hold(self._held + 1, "events that were under way before a restart")
+            self.clock.skip(self.time)
+            self.look_back()
 
     def _restore(self) -> None:
         blob = self.buffer.store.get(self.buffer.name, TIMES)
         if blob is not None:
-            self.time, self._given = Times.decode(unwrap(blob)[0])
+            self.time, self._given, self._held = Times.decode(unwrap(blob)[0])
             self.ends.begin_at(self._given)
         for name, _ in self.buffer.pairs({}, FIRST):
             self._made(name)
@@ -151,6 +170,12 @@ class Operator:
 
     # -- time ---------------------------------------------------------------------------------
 
+    def look_back(self) -> None:
+        """See whether what was under way before a restart is done by now."""
+        if self._again is not None and self._all_again():
+            self._again.release()
+            self._again = None
+
     def hold(self, owner: object) -> Hold:
         """An event begins: until it is over, no window is closed that was open for it by now.
 
@@ -166,6 +191,11 @@ class Operator:
             self.time = time
             if self.clock is not None:
                 self.clock.skip(time)
+
+    @property
+    def held(self) -> int:
+        """The stream time by which windows are closed."""
+        return self.time if self.clock is None or self.clock.now > self.time else self.clock.now
 
     def close_at(self, time: int) -> int:
         """Return the close time that goes with a stream time, held back by events in flight."""
@@ -190,9 +220,33 @@ class Operator:
         for crew, origin, _ in readers:
             crew.put_child(Event(key, value, timestamp, -1, origin, wire, None))
 
+    def hand_update(self, name: bytes, key: Any, wire: bytes, window: Window[Any, Any]) -> None:
+        """Give out a change of a window, or let it wait for the next one."""
+        if self.within is None:
+            self.hand_out(self.updates, key, wire, window, window.timestamp)
+            return
+        before = self._merged.pop(name, None)
+        if before is not None:
+            window = msgspec.structs.replace(window, old=before[2].old)
+        self._merged[name] = (key, wire, window)
+        if self._merging is None:
+            self._merging = asyncio.get_running_loop().call_later(self.within / 1000, self.flush)
+
+    def flush(self) -> None:
+        """Give out the updates that wait: their time is over, or a commit is to have them."""
+        if self._merging is not None:
+            self._merging.cancel()
+            self._merging = None
+        merged, self._merged = self._merged, {}
+        if not self._gate.ended:
+            for key, wire, window in merged.values():
+                self.hand_out(self.updates, key, wire, window, window.timestamp)
+
     def emit(self) -> None:
         """Give out the windows that are closed by now, in order, and forget what is not needed any more."""
-        time = self.time if self.clock is None or self.clock.now > self.time else self.clock.now
+        if self._again is not None:
+            self.look_back()
+        time = self.held
         if time < self._next and not self._looks_always:
             return
         close = self.windowing.close(time)
@@ -253,8 +307,8 @@ class Operator:
                 break
             number += 1
             entry, timestamp = rows.get(name) or load(name)
-            if entry is None:
-                continue  # it was erased, or has become part of another
+            if entry is None or entry is CLOSED:
+                continue  # it was erased, has become part of another, or has come out before
             raw = keys.key(name)
             key = decode(raw)
             wire = raw if inner.identity else inner.to_wire(raw)
@@ -276,7 +330,7 @@ class Operator:
 
     def note_times(self) -> None:
         """Write the times beside the windows, if they are others by now: a checkpoint begins."""
-        times = Times(self.time, self._given)
+        times = Times(self.time, self._given, max(-1, self.held))
         if times != self._noted:
             self._noted = times
             self.buffer.apply({TIMES: (times, max(self.time, 0))})
@@ -327,6 +381,15 @@ class Operator:
         if not bounds:
             del self.neighbours[key]
 
+    @property
+    def feeds(self) -> set[Table[Any, Any]]:
+        """The tables that agents use which read what comes out."""
+        return {table for reader in (*self.finals, *self.updates) for table in reader.crew.agent.used}
+
+    def closed_from(self, end: int) -> int:
+        """Return the stream time from which on a window with this end is closed."""
+        return end + self._closes_after
+
     # -- numbers ------------------------------------------------------------------------------
 
     def behind(self) -> int | None:
@@ -342,6 +405,7 @@ class WindowedView(TableView):
         "_before",
         "_changed_neighbours",
         "_drops",
+        "_early",
         "_finals",
         "_fresh",
         "_gone",
@@ -382,6 +446,7 @@ class WindowedView(TableView):
         self._drops: list[str] = []
         self._updates: list[tuple[Any, bytes, Update]] = []
         self._late: list[tuple[Any, bytes, Late[Any]]] = []
+        self._early: list[tuple[Any, bytes, Window[Any, Any]]] = []
         self._fresh: list[tuple[bytes, int]] = []
         self._gone: list[bytes] = []
         self._changed_neighbours: dict[bytes, list[tuple[int, int]]] = {}
@@ -429,12 +494,34 @@ class WindowedView(TableView):
         self._got = NOTHING_GOT
         close = operator.close_at(time)
         reopens = close - operator.extra if operator.table.late_policy == "reopen" else close
-        change = self._windowing.add(self, raw, value, timestamp, time, reopens, operator.table.aggregate)
+        try:
+            change = self._windowing.add(self, raw, value, timestamp, time, reopens, operator.table.aggregate)
+        except _ClosedEarly:
+            _, start, end, _, _ = self._got
+            self._note_late(key, raw, value, timestamp, [Refused(start, end)], close)
+            self._finals = True
+            return
         self._finals = self._finals or change.finals
         if change.refused:
             self._note_late(key, raw, value, timestamp, change.refused, close)
         if operator.updates or reopens < close:
             self._updates += [(key, raw, update) for update in change.updates]
+        if operator.on_close is not None:
+            for update in change.updates:
+                self._close_early(operator.on_close, key, raw, update)
+
+    def _close_early(
+        self, on_close: Callable[[Window[Any, Any]], object], key: Any, raw: bytes, update: Update
+    ) -> None:
+        """Ask whether a window is complete as it is; if so, nothing more goes into it."""
+        operator = self._operator
+        if update.value is None:
+            return
+        window = Window(key, update.start, update.end, operator.show(update.value), update.timestamp)
+        if on_close(window):
+            name = operator.keys.name(raw, update.start, update.end)
+            self.overlay[name] = (CLOSED, update.timestamp)
+            self._early.append((key, raw, window))
 
     def _note_late(
         self, key: Any, raw: bytes, value: Any, timestamp: int, refused: Iterable[Refused], close: int
@@ -465,6 +552,8 @@ class WindowedView(TableView):
         entry, timestamp = row
         if entry is None:
             return None
+        if entry is CLOSED:
+            raise _ClosedEarly
         return Row(start, end, entry if self._value_of is None else self._value_of(entry), timestamp)
 
     def starting(self, key: bytes, earliest: int, latest: int) -> Sequence[Row]:
@@ -576,10 +665,20 @@ class WindowedView(TableView):
             self._hand_updates(self._updates)
         for key, raw, late in self._late:
             operator.hand_out(operator.lates, key, self._wire(raw), late, late.timestamp)
+        for key, raw, window in self._early:
+            operator.hand_out(operator.finals, key, self._wire(raw), window, window.timestamp)
         finals = self._finals
         self._pending = self._finals = False
         self._time = -1
-        if self._fresh or self._gone or self._drops or self._updates or self._changed_neighbours or self._seen:
+        if (
+            self._fresh
+            or self._gone
+            or self._drops
+            or self._updates
+            or self._early
+            or self._changed_neighbours
+            or self._seen
+        ):
             self._reset()
         if finals:
             operator.emit()
@@ -597,7 +696,7 @@ class WindowedView(TableView):
             )
             wire = self._wire(raw)
             if operator.updates:
-                operator.hand_out(operator.updates, key, wire, window, update.timestamp)
+                operator.hand_update(operator.keys.name(raw, update.start, update.end), key, wire, window)
             if update.end <= operator.given and update.value is not None and operator.finals:
                 correction = Window(
                     key, update.start, update.end, window.value, update.timestamp, window.old, correction=True
@@ -635,7 +734,7 @@ class WindowedView(TableView):
         return [
             Window(key, keys.start(name), operator.end_of(name), operator.value_of(entry), timestamp)
             for name, entry, timestamp in self.buffer.scan(self.overlay, low, high)
-            if entry is not None and keys.key(name) == raw
+            if entry is not None and entry is not CLOSED and keys.key(name) == raw
         ]
 
     def all_windows(self, start: int, end: int) -> list[Window[Any, Any]]:
@@ -655,7 +754,7 @@ class WindowedView(TableView):
             raise self._no_event()
         keys, operator = self._operator.keys, self._operator
         for name, entry, timestamp in self.buffer.scan(self.overlay, FIRST):
-            if entry is not None:
+            if entry is not None and entry is not CLOSED:
                 raw = keys.key(name)
                 key = keys.inner.decode(raw)
                 value = operator.value_of(entry)
@@ -663,6 +762,10 @@ class WindowedView(TableView):
 
     def wire_of(self, raw: bytes) -> bytes:
         return self._wire(self._operator.keys.key(raw))
+
+
+class _ClosedEarly(Exception):
+    """A window takes no more, since it was found complete."""
 
 
 NOTHING_GOT: Final = (b"", -1, -1, b"", ABSENT)
@@ -674,6 +777,7 @@ _NOTES = (
     "_drops",
     "_updates",
     "_late",
+    "_early",
     "_fresh",
     "_gone",
     "_changed_neighbours",

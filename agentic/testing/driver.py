@@ -340,7 +340,7 @@ class TestDriver:
         self._raise_failure()
 
     def _handed_out(self) -> float:
-        return self.app.metrics.total("events_in")
+        return self.app.metrics.total("events_in", fresh=False)
 
     def _run_or_raise(self, coroutine: Coroutine[Any, Any, None]) -> None:
         try:
