@@ -361,8 +361,7 @@ class History:
             dead.update(event.name for event in self.inputs if self._may_be_skipped(event))
         for names in out:
             first = [name for name in dict.fromkeys(names) if name not in dead]
-            # What is parked by depth is committed before what stands before it, so a restart loses its place.
-            if options.order == "key" and not (options.hot_key == "park" and (self.killed or self.stopped)):
+            if options.order == "key":
                 for key in KEYS:
                     of_key = [n for n in first if self.inputs[n].key == key and "pass by" not in self.inputs[n].met]
                     assert of_key == self._by_offset(of_key), f"key {key}: {of_key}"
