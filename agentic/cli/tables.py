@@ -229,7 +229,18 @@ def _rows(
     # The broker is not needed for longer: what comes of it is on the disk or in memory.
     reading, rows = current().with_broker(read)
     with closing(reading):
-        yield from rows
+        yield from _there(table, rows)
+
+
+def _there(table: Table[Any, Any], rows: Iterator[Any]) -> Iterator[Any]:
+    """Leave out the marks of windows that came out early."""
+    from agentic.windows import WindowedTable
+
+    if not isinstance(table, WindowedTable):
+        return rows
+    from agentic.cli.windows import Reader
+
+    return filter(Reader(table).is_there, rows)
 
 
 def _present(rows: Iterator[Any]) -> Iterator[Any]:

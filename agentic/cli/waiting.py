@@ -147,7 +147,8 @@ async def _read_windows(
     def opened() -> Iterator[tuple[int, Open]]:
         for row in windows:
             start, end = reader.bounds(row)
-            if end > given[row.partition] and (wire is None or reader.is_of(row, wire)):
+            wanted = reader.is_there(row) and (wire is None or reader.is_of(row, wire))
+            if wanted and end > given[row.partition]:
                 found[row.partition].open += 1
                 yield row.partition, Open(end, start, reader.key(row))
 
@@ -247,13 +248,14 @@ def _parts(
     if times is None:
         yield "stream time", "none: no event has come to the table"
     else:
-        yield "stream time", clock_time(times.time)
+        held_back = f", held back at {clock_time(times.held)}" if -1 < times.held < times.time else ""
+        yield "stream time", clock_time(times.time) + held_back
         yield "closed", f"what ends {clock_time(times.given)} or before" if times.given >= 0 else "nothing so far"
         # By how much stream time has to be beyond an end.
         beyond = times.time - windowing.last_closed(windowing.close(times.time))
         for i, (end, start, key) in enumerate(task.oldest):
-            left = end + beyond - times.time
-            when = f"closes in {span(left)} of stream time" if left > 0 else "due as to stream time"
+            left = end + beyond - times.held
+            when = f"closes in {span(left)} of stream time" if left > 0 else "comes out with the next event"
             yield "" if i else f"{task.open:,} open", f"{key.decode()}  {reader.told(start, end)}  {when}"
         if not task.oldest:
             yield "0 open", "nothing waits"

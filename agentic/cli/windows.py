@@ -11,6 +11,7 @@ from agentic.cli.records import clock_time, shown
 from agentic.core.calendar import CalendarWindows
 from agentic.core.sessions import SessionWindows
 from agentic.core.sliding import SlidingWindows
+from agentic.runtime.tables import CLOSED, Layout
 from agentic.state.window_keys import WindowKeys
 from agentic.windows import WindowedTable
 
@@ -23,6 +24,8 @@ class Reader:
         assert isinstance(keys, WindowKeys), "a windowed table has such keys"
         self._table = table
         self._keys = keys
+        #: What stands in place of a window that came out early, until it would have been closed.
+        self._mark = Layout(table).dump(CLOSED)
         #: Does a window hold its end?
         self._closed = isinstance(table.windowing, SlidingWindows | SessionWindows)
 
@@ -34,6 +37,10 @@ class Reader:
     def is_of(self, row: Row, wire: bytes) -> bool:
         """Is it a window of this key?"""
         return self._keys.key(row.stored_key) == self._keys.inner.from_wire(wire)
+
+    def is_there(self, row: Row) -> bool:
+        """Is it a window, and not the mark of one that came out early?"""
+        return row.value != self._mark
 
     def key(self, row: Row) -> bytes:
         """Return the key as JSON."""

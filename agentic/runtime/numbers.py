@@ -65,9 +65,10 @@ def report_windows(metrics: Metrics, tasks: Iterable[Task], settings: Settings) 
             if (end := operator.ends.next_due()) is not None and (behind := operator.behind()) is not None:
                 ends[place] = end
                 left[(*place, _awaited(task, operator, settings))] = behind
+            if operator.finals:
+                rates[numbers.labels] = numbers.rate.value()
             if (latency := numbers.latency()) is not None:
                 greatest[numbers.labels], mean[numbers.labels] = latency
-                rates[numbers.labels] = numbers.rate.value()
     metrics.keep("windows_open", ("task", "table"), windows)
     metrics.keep("oldest_window_end", ("task", "table"), ends)
     metrics.keep("oldest_window_left", ("task", "table", "holder"), left)

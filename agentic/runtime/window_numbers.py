@@ -61,11 +61,12 @@ class WindowNumbers:
         self._late = metrics.counter("windows_late", table=table)
         self._metrics = metrics
 
-    def emitted(self, windows: int, seconds: float) -> None:
-        """So many windows were given out at once, and that took so long."""
+    def emitted(self, windows: int, seconds: float | None = None) -> None:
+        """So many windows were given out at once, and that took so long; None: they were closed early, by an event."""
         self._total.add(windows)
         self.rate.add(windows)
-        self._durations.append(seconds)
+        if seconds is not None:
+            self._durations.append(seconds)
 
     def dropped(self, reason: str, n: int) -> None:
         """Values were refused."""

@@ -667,6 +667,7 @@ class WindowedView(TableView):
             operator.hand_out(operator.lates, key, self._wire(raw), late, late.timestamp)
         for key, raw, window in self._early:
             operator.hand_out(operator.finals, key, self._wire(raw), window, window.timestamp)
+            operator.numbers.emitted(1)
         finals = self._finals
         self._pending = self._finals = False
         self._time = -1

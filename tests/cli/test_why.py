@@ -44,6 +44,21 @@ async def count(stream):
         plain[stream.event.key] = click
 
 
+full = app.table("full", key=str, value=int).tumbling(SECOND).count()
+
+
+@app.agent(clicks)
+async def fill(stream):
+    async for click in stream:
+        full.add(stream.event.key, click)
+
+
+@app.agent(full.emit_final(on_close=lambda window: window.start == 3000))
+async def filled(windows):
+    async for window in windows:
+        pass
+
+
 @app.agent(calls, concurrency=8)
 async def call(stream):
     async for what in stream:
@@ -135,6 +150,12 @@ def test_without_a_local_copy_the_changelog_tells_the_same_windows(clicked: Shel
     assert [clicked.ok(*command) for command in commands] == before
 
 
+def test_a_window_that_came_out_early_is_not_there_any_more(clicked: Shell) -> None:
+    assert clicked.ok("tables", "ls", "full") == ""
+    assert "no window of key" in clicked("tables", "get", "full", "a").stderr
+    assert "0 open" in parts(clicked.ok("why", "full"))["clicks-0, which no worker has"]
+
+
 def test_the_times_are_not_counted_as_a_row(clicked: Shell) -> None:
     rows = [line.split()[:3] for line in clicked.ok("tables").splitlines() if line.startswith("views")]
     assert rows == [["views", "clicks-0", "4"], ["views", "clicks-1", "0"]]
@@ -214,7 +235,10 @@ def test_an_event_in_flight_is_named_beside_a_worker(app: Shell, start: Start) -
 
 
 def test_a_table_without_windows_names_those_that_have_some(app: Shell) -> None:
-    assert app.error("why", "plain") == "table 'plain' has no windows; with windows there are: views, means, answered"
+    assert (
+        app.error("why", "plain")
+        == "table 'plain' has no windows; with windows there are: views, means, answered, full"
+    )
     assert app.error("why", "view") == "app 'shop' has no table 'view'; did you mean 'views'?"
 
 

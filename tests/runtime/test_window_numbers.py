@@ -20,7 +20,7 @@ SECOND = timedelta(seconds=1)
 class Shop:
     """An app that counts clicks in windows of a second."""
 
-    def __init__(self, *, concurrency: int = 1, session: bool = False, **options: Any) -> None:
+    def __init__(self, *, concurrency: int = 1, session: bool = False, on_close: Any = None, **options: Any) -> None:
         self.app = App("shop", topic_partitions=1, instance="one", **options)
         self.clicks = self.app.topic("clicks", key=str, value=str)
         table = self.app.table("views", key=str, value=int)
@@ -33,7 +33,7 @@ class Shop:
                     await asyncio.sleep(60)
                 views.add(stream.event.key, click)
 
-        @self.app.agent(views.emit_final())
+        @self.app.agent(views.emit_final(on_close=on_close))
         async def report(windows: Any) -> None:
             async for _ in windows:
                 pass
@@ -85,6 +85,14 @@ def test_final_results_are_counted_with_how_long_they_took() -> None:
         assert 0 < mean <= longest < 60
         assert metrics.total("windows_late", table="views") == 1
         assert driver.dropped == {"late": 1}
+
+
+def test_a_window_that_comes_out_early_is_counted_once() -> None:
+    shop = Shop(on_close=lambda window: window.value == 2)
+    with TestDriver(shop.app) as driver:
+        for time in (0, 10, 2000):
+            driver.send(shop.clicks, "x", key="a", timestamp=time)
+        assert shop.app.metrics.total("emit_final_records_total") == 1
 
 
 def test_an_event_in_flight_that_holds_the_oldest_window_open_is_named() -> None:
