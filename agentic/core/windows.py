@@ -158,6 +158,13 @@ def put(rows: Rows, key: bytes, start: int, end: int, old: Row | None, value: An
     return Update(start, end, value, None if old is None else old.value, timestamp)
 
 
+def into(aggregate: Aggregate, old: Any, old_timestamp: int, value: Any, timestamp: int) -> tuple[Any, int]:
+    """Return what becomes of a window's aggregate and timestamp by a value; an `old` of None is no window."""
+    if old is None:
+        return aggregate.begin(value), timestamp
+    return aggregate.add(old, value), old_timestamp if old_timestamp > timestamp else timestamp
+
+
 @dataclass(frozen=True)
 class TimeWindows:
     """Tumbling and hopping windows: [start, start + size), one at each multiple of `advance`. Source: spec, B.2."""
@@ -181,18 +188,14 @@ class TimeWindows:
 
     def starts(self, timestamp: int) -> Iterable[int]:
         """Return the starts of the windows that contain a time; never negative."""
+        if self.advance == self.size:
+            return (timestamp - timestamp % self.size,)
         first = max(0, timestamp - self.size + self.advance) // self.advance * self.advance
         return range(first, timestamp + 1, self.advance)
 
     def add(
         self, rows: Rows, key: bytes, value: Any, timestamp: int, time: int, close: int, aggregate: Aggregate
     ) -> Change:
-        if self.advance == self.size:
-            start = timestamp - timestamp % self.size
-            end = start + self.size
-            if end <= close:
-                return Change((), (Refused(start, end),))
-            return Change((self._into(rows, key, start, end, value, timestamp, aggregate),), ())
         updates: list[Update] = []
         refused: list[Refused] = []
         for start in self.starts(timestamp):
@@ -207,6 +210,7 @@ class TimeWindows:
     def _into(rows: Rows, key: bytes, start: int, end: int, value: Any, timestamp: int, aggregate: Aggregate) -> Update:
         old = rows.get(key, start, end)
         if old is None:
-            return put(rows, key, start, end, None, aggregate.begin(value), timestamp)
-        newest = old.timestamp if old.timestamp > timestamp else timestamp
-        return put(rows, key, start, end, old, aggregate.add(old.value, value), newest)
+            total, newest = into(aggregate, None, 0, value, timestamp)
+        else:
+            total, newest = into(aggregate, old.value, old.timestamp, value, timestamp)
+        return put(rows, key, start, end, old, total, newest)

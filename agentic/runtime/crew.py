@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,6 +137,10 @@ class Crew(ABC):
     @abstractmethod
     def put_child(self, event: Event) -> None:
         """Hand over a child of an event of the task."""
+
+    @abstractmethod
+    def put_children(self, events: Sequence[Event]) -> None:
+        """Hand over several, in order."""
 
     @abstractmethod
     def wake(self) -> None:

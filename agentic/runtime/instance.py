@@ -8,7 +8,7 @@ offset. If the agent raises, the notes are dropped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -41,6 +41,9 @@ class Children(Protocol):
 
     def put_child(self, event: Event) -> None:
         """Take over a child of an event of the task."""
+
+    def put_children(self, events: Sequence[Event]) -> None:
+        """Take over several, in order."""
 
 
 class ApplyFailed(AgenticError):
@@ -307,28 +310,30 @@ class Instance(Stream[T]):
 
     def _complete(self, event: Event) -> None:
         """Apply the noted effects and retire the event, with those that were taken with it."""
-        rejected = self._turn_to_letters()
+        rejected = self._letters is not None and self._turn_to_letters()
         if self.touched and self.shares_tables:
             if any(view.outdated() for view in self.views.values()):
                 raise Outdated(f"agent {self.agent.name!r}, {event!r}")
             self.forget_reads()
-        send = self._outbox.send
-        gone = 0
-        try:
-            for effect in self._effects:
-                send(*effect)
-                gone += 1
-        except AgenticError as error:
-            if not gone and not rejected:
-                # Nothing of the event has left: it has failed like any other, and the policy applies.
-                raise
-            raise ApplyFailed(f"agent {self.agent.name!r}, {event!r}: {error}") from error
-        if rejected:
-            self._count_rejected(1 + len(self._also))
-        self.sent += len(self._effects)
-        if self.answers is not None:
-            self._answered(self.answers)
-        self._effects.clear()
+        effects = self._effects
+        if effects:
+            send = self._outbox.send
+            gone = 0
+            try:
+                for effect in effects:
+                    send(*effect)
+                    gone += 1
+            except AgenticError as error:
+                if not gone and not rejected:
+                    # Nothing of the event has left: it has failed like any other, and the policy applies.
+                    raise
+                raise ApplyFailed(f"agent {self.agent.name!r}, {event!r}: {error}") from error
+            if rejected:
+                self._count_rejected(1 + len(self._also))
+            self.sent += gone
+            if self.answers is not None:
+                self._answered(self.answers)
+            effects.clear()
         if self.touched:
             for view in self.touched:
                 view.apply()

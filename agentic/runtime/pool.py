@@ -148,6 +148,11 @@ class Pool(Crew):
         self._children.append(event)
         self._call()
 
+    def put_children(self, events: Sequence[Event]) -> None:
+        self.handed += len(events)
+        self._children.extend(events)
+        self._call()
+
     def wake(self) -> None:
         self._look()
 

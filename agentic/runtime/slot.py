@@ -190,7 +190,16 @@ class WatchingSlot(Slot[T]):
     go first, other events through the gate.
     """
 
-    __slots__ = ("_children_in_turn", "_dropped", "_gate", "_holds", "_predicates", "_waiting_children", "timed")
+    __slots__ = (
+        "_children_in_turn",
+        "_dropped",
+        "_gate",
+        "_holds",
+        "_predicates",
+        "_waiting_children",
+        "looks",
+        "timed",
+    )
 
     def __init__(
         self,
@@ -211,6 +220,12 @@ class WatchingSlot(Slot[T]):
         self.timed: list[Operator] = []
         self._holds: list[Hold] = []
         self._predicates = {source.topic.name: source.predicates for source in agent.sources}
+        #: Is there more to look at than the event's time? Said by whoever starts it.
+        self.looks = True
+
+    def begin(self) -> None:
+        """All that it is to know of its task has been told."""
+        self.looks = any(self._predicates.values()) or self.shares_tables or self.answers is not None
 
     @staticmethod
     def needed(agent: Agent) -> bool:
@@ -220,11 +235,16 @@ class WatchingSlot(Slot[T]):
 
     async def __anext__(self) -> T:
         while True:
-            # First, since its own children may come to this very agent.
-            worked = self.working_on is not None
-            self.finish()
-            if worked and self._holds:
-                self._let_time_go()
+            event = self.working_on
+            if event is not None:
+                # `finish`, written out; first, since its own children may come to this very agent.
+                if self._effects or self.touched or self._also:
+                    self._complete(event)
+                else:
+                    event.origin.retire(event.offset)
+                self.working_on = None
+                if self._holds:
+                    self._let_time_go()
             self._children_in_turn += 1
             if self._children_in_turn >= TURN:
                 # Children may beget children without end: the rest of the worker must go on.
@@ -232,14 +252,19 @@ class WatchingSlot(Slot[T]):
                 await asyncio.sleep(0)
             if self._waiting_children or not self._gate.passable:
                 await self._next_child()
-            value = await super().__anext__()
+            event = self._inbox.popleft() if self._inbox else await self._wait()
+            self.working_on = event
             if self.timed and not self._holds:
                 # An event that is begun again has them still.
-                self._holds = [operator.hold(self.working_on) for operator in self.timed]
-            # The event is current while its predicates run: if one raises, it is the one that failed.
-            if self._passes(self.event):
-                return value
-            self._dropped()
+                self._holds = [operator.hold(event) for operator in self.timed]
+            if self.looks:
+                # The event is current while its predicates run: if one raises, it is the one that failed.
+                if not self._passes(event):
+                    self._dropped()
+                    continue
+            elif event.timestamp > self.clock:
+                self.clock = event.timestamp
+            return event.value  # type: ignore[no-any-return]
 
     async def another(self, deadline: float) -> Event | None:
         while True:
@@ -298,6 +323,11 @@ class WatchingSlot(Slot[T]):
 
     def put_child(self, event: Event) -> None:
         self._waiting_children.append(event)
+        self.wake()
+
+    def put_children(self, events: Iterable[Event]) -> None:
+        """Hand over children of events of the task."""
+        self._waiting_children.extend(events)
         self.wake()
 
     def _refill(self) -> bool:

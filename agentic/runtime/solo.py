@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from agentic.agent import Agent
@@ -48,6 +48,7 @@ class Solo(Crew):
         self.slot.views = self.place.views(self.slot)
         if isinstance(self.slot, WatchingSlot):
             self.slot.timed = self.timed
+            self.slot.begin()
         self._run = asyncio.create_task(self._work(), name=f"agent {self.agent.name} of task {self.place.task}")
 
     @property
@@ -60,6 +61,11 @@ class Solo(Crew):
     def put_child(self, event: Event) -> None:
         self.handed += 1
         self.slot.put_child(event)
+
+    def put_children(self, events: Sequence[Event]) -> None:
+        assert isinstance(self.slot, WatchingSlot), "others read nothing that has a parent"
+        self.handed += len(events)
+        self.slot.put_children(events)
 
     def wake(self) -> None:
         self.slot.wake()
