@@ -19,10 +19,10 @@ from agentic.runtime.answers import Answers
 from agentic.runtime.gate import Gate
 from agentic.runtime.holding import Holding
 from agentic.runtime.instance import Instance
+from agentic.runtime.operators import Operator
 from agentic.runtime.outbox import Outbox
 from agentic.runtime.tables import TableView
 from agentic.runtime.watch import Hindrance
-from agentic.runtime.windowing import Operator
 from agentic.settings import Settings
 from agentic.stream import Event
 from agentic.table import Table

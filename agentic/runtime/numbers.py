@@ -9,10 +9,10 @@ from agentic.core.clock import NEVER
 from agentic.core.stations import Station
 from agentic.metrics import Metrics
 from agentic.runtime.crew import Brakes
+from agentic.runtime.operators import Operator
 from agentic.runtime.pool import Pool
 from agentic.runtime.task import Task
 from agentic.runtime.window_numbers import LABELS
-from agentic.runtime.windowing import Operator
 from agentic.settings import Settings
 
 #: What the gauge ``breaker`` says of a circuit.

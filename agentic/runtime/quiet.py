@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 
-from agentic.runtime.windowing import Operator
+from agentic.runtime.operators import Operator
 
 log = logging.getLogger("agentic.worker")
 

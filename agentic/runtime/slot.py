@@ -18,8 +18,8 @@ from agentic.metrics import Metrics
 from agentic.runtime.gate import Gate, Inward
 from agentic.runtime.instance import ApplyFailed, Instance
 from agentic.runtime.letters import Policy
+from agentic.runtime.operators import Operator
 from agentic.runtime.outbox import Outbox
-from agentic.runtime.windowing import Operator
 from agentic.stream import Event
 from agentic.topic import Outgoing
 

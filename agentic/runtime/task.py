@@ -24,6 +24,7 @@ from agentic.runtime.crew import Brakes, Crew, Place, Views
 from agentic.runtime.gate import Descent, Emitted, Gate
 from agentic.runtime.holding import Holding
 from agentic.runtime.instance import Children, Instance
+from agentic.runtime.operators import Operator, Reader
 from agentic.runtime.outbox import Outbox
 from agentic.runtime.partition import SourcePartition
 from agentic.runtime.pool import Pool
@@ -34,7 +35,7 @@ from agentic.runtime.stores import Stores
 from agentic.runtime.tables import TableView
 from agentic.runtime.watch import Hindrance
 from agentic.runtime.window_numbers import WindowNumbers
-from agentic.runtime.windowing import Operator, Reader, WindowedView
+from agentic.runtime.windowing import WindowedView
 from agentic.settings import Settings
 from agentic.stream import Event, Origin
 from agentic.table import Table

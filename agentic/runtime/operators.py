@@ -1,0 +1,414 @@
+"""What all instances of a task share of a windowed table: its time, which windows are closed, and what comes out.
+
+The times are a row of the table itself, so that a restart, or a new owner, judges lateness and
+goes on emitting exactly where the last commit was. Source: spec, B and C, and deviations 1 and 2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import merge
+from itertools import islice
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from agentic.core.calendar import CalendarWindows
+from agentic.core.clock import Clock, Hold
+from agentic.core.emission import Ends
+from agentic.core.sessions import SessionWindows
+from agentic.core.sliding import SlidingWindows
+from agentic.runtime.gate import Emitted, Gate
+from agentic.runtime.tables import CLOSED, Layout, Times
+from agentic.runtime.window_numbers import WindowNumbers
+from agentic.state.buffer import TableBuffer
+from agentic.state.envelope import unwrap
+from agentic.state.window_keys import FIRST, TIMES, WindowKeys
+from agentic.stream import Event
+from agentic.table import Table
+from agentic.windows import LAST, Emissions, Window, WindowedTable
+
+if TYPE_CHECKING:
+    from agentic.runtime.instance import Children
+
+#: Windows that are handed out at once; the next ones when the agents are done with these.
+BURST = 500
+#: Windows of one end that are put in order at once: some milliseconds' worth.
+PIECE = 20_000
+#: Rows that are removed at once when they are not needed any more.
+SWEEP = 1_000
+
+
+class Reader(NamedTuple):
+    """Who reads what comes out: the crew, the origin of the events, and as it was declared."""
+
+    crew: Children
+    origin: Emitted
+    source: Emissions[Any]
+
+
+class Operator:
+    """One windowed table in one task.
+
+    Args:
+        readers: those that read what comes out.
+        gate: counts what they have not finished.
+        contended: may events be at work that write it at the same time? Then each holds the table's clock while it is.
+        numbers: counts what is refused, and what comes out.
+        latest: gives the latest time that is taken for one, None for any.
+        all_again: are all events done that were under way before a restart, and come again?
+
+    Attributes:
+        time: the table's stream time, -1 before any event.
+        clock: that time, held back by events at work; None where none need hold it.
+    """
+
+    def __init__(
+        self,
+        table: WindowedTable[Any, Any],
+        layout: Layout,
+        buffer: TableBuffer[Any],
+        readers: Sequence[Reader],
+        gate: Gate,
+        contended: bool,
+        numbers: WindowNumbers,
+        latest: Callable[[], int | None],
+        all_again: Callable[[], bool],
+    ) -> None:
+        assert isinstance(layout.keys, WindowKeys), "a windowed table has such keys"
+        self.table = table
+        self.windowing = table.windowing
+        self.keys = layout.keys
+        self.buffer = buffer
+        self.clock: Clock | None = None
+        self.time = -1
+        self.latest = latest
+        self.numbers = numbers
+        self.drop = numbers.dropped
+        self._gate = gate
+        self._layout = layout
+        self.finals = [reader for reader in readers if reader.source.mode == "final"]
+        self.updates = [reader for reader in readers if reader.source.mode == "update"]
+        #: Closes a window early; windows that were closed so stay as a mark until they would have been closed.
+        self.on_close = next((reader.source.on_close for reader in self.finals if reader.source.on_close), None)
+        #: Updates that wait to be merged with later ones of their windows, until a time or the next commit.
+        self.within = next((reader.source.within for reader in self.updates if reader.source.within), None)
+        self._merged: dict[bytes, tuple[Any, bytes, Window[Any, Any]]] = {}
+        self._merging: asyncio.TimerHandle | None = None
+        self.lates = [reader for reader in readers if reader.source.mode == "late"]
+        #: Of windows that all have one.
+        self._size: int | None = getattr(self.windowing, "size", None)
+        self._sessions = isinstance(self.windowing, SessionWindows)
+        self.ends = Ends()
+        self._order = _session_order if self._sessions else _window_order
+        #: For kinds that look for neighbours: key -> bounds of its windows, in order.
+        self.neighbours: dict[bytes, list[tuple[int, int]]] | None = (
+            {} if isinstance(self.windowing, SessionWindows | SlidingWindows) else None
+        )
+        #: How much longer than needed windows are kept, to be read or reopened.
+        self.extra = table.retention - table.least_retention
+        self._given = -1
+        self._due: Iterator[tuple[int, bytes | None]] | None = None
+        self._unneeded: deque[bytes] = deque()
+        #: A window that ends at `e` is closed from the time `e` + the first of these on, and forgotten from the second.
+        self._closes_after = -self.windowing.last_closed(self.windowing.close(0))
+        self._forgotten_after = -self._forgettable(self.windowing.close(0))
+        #: Before this time nothing comes out, and nothing is forgotten. Where windows may open again, each event looks.
+        self._next = 0
+        self._looks_always = table.late_policy == "reopen"
+        self._noted = Times(-1, -1, -1)
+        self._held = -1
+        buffer.forgets = True
+        self._restore()
+        #: Holds the clock where it was, until what was at work then, and comes again, is done.
+        self._again: Hold | None = None
+        self._all_again = all_again
+        if contended:
+            self.clock = Clock(self._held)
+            self._again = self.clock.hold(self._held + 1, "events that were under way before a restart")
+            self.clock.skip(self.time)
+            self.look_back()
+
+    def _restore(self) -> None:
+        blob = self.buffer.store.get(self.buffer.name, TIMES)
+        if blob is not None:
+            self.time, self._given, self._held = Times.decode(unwrap(blob)[0])
+            self.ends.begin_at(self._given)
+        for name, _ in self.buffer.pairs({}, FIRST):
+            self._made(name)
+        # The windows are found by their ends from here on: no scan needs an order that each event has to keep.
+        self.buffer.order = None
+
+    # -- the index ----------------------------------------------------------------------------
+
+    def end_of(self, name: bytes) -> int:
+        """Return the end of a window, from its name."""
+        if self._sessions:
+            return self.keys.end(name)
+        start = self.keys.start(name)
+        if self._size is None:
+            assert isinstance(self.windowing, CalendarWindows), "others have one size"
+            return self.windowing.bounds(start)[1]
+        return start + self._size
+
+    def _made(self, name: bytes) -> None:
+        end = self.end_of(name)
+        self.ends.add(end, name)
+        if self.neighbours is not None:
+            bounds = (end, self.keys.start(name)) if self._sessions else (self.keys.start(name), end)
+            insert(self.neighbours.setdefault(self.keys.key(name), []), bounds)
+
+    # -- time ---------------------------------------------------------------------------------
+
+    def look_back(self) -> None:
+        """See whether what was under way before a restart is done by now."""
+        if self._again is not None and self._all_again():
+            self._again.release()
+            self._again = None
+
+    def hold(self, owner: object) -> Hold:
+        """An event begins: until it is over, no window is closed that was open for it by now.
+
+        In order, it would have come when the table's time was what it is: so the hold is there, not at its own time,
+        which need not be that of what it adds.
+        """
+        assert self.clock is not None, "only where events may run beside each other"
+        return self.clock.hold(self.time + 1, owner)
+
+    def move_to(self, time: int) -> None:
+        """The table's time moves on."""
+        if time > self.time:
+            self.time = time
+            if self.clock is not None:
+                self.clock.skip(time)
+
+    @property
+    def held(self) -> int:
+        """The stream time by which windows are closed."""
+        return self.time if self.clock is None or self.clock.now > self.time else self.clock.now
+
+    def close_at(self, time: int) -> int:
+        """Return the close time that goes with a stream time, held back by events in flight."""
+        if self.clock is not None and self.clock.now < time:
+            time = self.clock.now
+        return self.windowing.close(time)
+
+    # -- what comes out -----------------------------------------------------------------------
+
+    def value_of(self, entry: Any) -> Any:
+        """Return what is shown of a row's entry."""
+        value = entry if self._layout.value_of is None else self._layout.value_of(entry)
+        return value if self.table.shown is None else self.table.shown(value)
+
+    def show(self, value: Any) -> Any:
+        """Return what is shown of an aggregate."""
+        return value if value is None or self.table.shown is None else self.table.shown(value)
+
+    def hand_out(self, readers: Sequence[Reader], key: Any, wire: bytes, value: Any, timestamp: int) -> None:
+        """Give something to those who read it."""
+        self._gate.born(len(readers))
+        for crew, origin, _ in readers:
+            crew.put_child(Event(key, value, timestamp, -1, origin, wire, None))
+
+    def hand_update(self, name: bytes, key: Any, wire: bytes, window: Window[Any, Any]) -> None:
+        """Give out a change of a window, or let it wait for the next one."""
+        if self.within is None:
+            self.hand_out(self.updates, key, wire, window, window.timestamp)
+            return
+        before = self._merged.pop(name, None)
+        if before is not None:
+            window = msgspec.structs.replace(window, old=before[2].old)
+        self._merged[name] = (key, wire, window)
+        if self._merging is None:
+            self._merging = asyncio.get_running_loop().call_later(self.within / 1000, self.flush)
+
+    def flush(self) -> None:
+        """Give out the updates that wait: their time is over, or a commit is to have them."""
+        if self._merging is not None:
+            self._merging.cancel()
+            self._merging = None
+        merged, self._merged = self._merged, {}
+        if not self._gate.ended:
+            for key, wire, window in merged.values():
+                self.hand_out(self.updates, key, wire, window, window.timestamp)
+
+    def emit(self) -> None:
+        """Give out the windows that are closed by now, in order, and forget what is not needed any more."""
+        if self._again is not None:
+            self.look_back()
+        time = self.held
+        if time < self._next and not self._looks_always:
+            return
+        close = self.windowing.close(time)
+        given = self.windowing.last_closed(close)
+        if given > self._given:
+            self._given = given
+            if self.finals:
+                if self._due is None:
+                    self._due = self._names_due(given)
+                    self._emit_some()
+                # Otherwise a burst is under way, and goes on to what is due by then.
+            else:
+                for _ in self.ends.due(given):
+                    continue
+        self._forget(close)
+        self._next = self._when_next()
+
+    def _when_next(self) -> int:
+        """Return the time from which on there is something to do again."""
+        if self._unneeded or self._due is not None:
+            return -1
+        due, kept = self.ends.next_due(), self.ends.next_kept()
+        return min(
+            LAST if due is None else due + self._closes_after,
+            LAST if kept is None else kept + self._forgotten_after,
+        )
+
+    def made(self, name: bytes, end: int) -> None:
+        """A window has come into being."""
+        self.ends.add(end, name)
+        if end + self._closes_after < self._next:
+            self._next = end + self._closes_after
+
+    def _names_due(self, given: int) -> Iterator[tuple[int, bytes | None]]:
+        """Iterate over what is due, in order; None after each piece of work that takes its time."""
+        for end, names in self.ends.due(given):
+            if len(names) <= PIECE:
+                ordered: Iterable[bytes] = sorted(names, key=self._order)
+            else:
+                pieces = []
+                for begin in range(0, len(names), PIECE):
+                    pieces.append(sorted(names[begin : begin + PIECE], key=self._order))
+                    yield end, None
+                ordered = merge(*pieces, key=self._order)
+            for name in ordered:
+                yield end, name
+
+    def _emit_some(self) -> None:
+        """Give out a burst; the rest when the agents are done with it."""
+        assert self._due is not None, "there is something due"
+        keys, rows, load = self.keys, self.buffer.rows, self.buffer.load
+        decode, inner = keys.inner.decode, keys.inner
+        out: list[tuple[list[Event], Emitted]] = [([], origin) for _, origin, _ in self.finals]
+        number = emitted = 0
+        began = perf_counter()
+        for end, name in islice(self._due, BURST):
+            if name is None:
+                number = BURST  # others get a turn
+                break
+            number += 1
+            entry, timestamp = rows.get(name) or load(name)
+            if entry is None or entry is CLOSED:
+                continue  # it was erased, has become part of another, or has come out before
+            raw = keys.key(name)
+            key = decode(raw)
+            wire = raw if inner.identity else inner.to_wire(raw)
+            window = Window(key, keys.start(name), end, self.value_of(entry), timestamp)
+            for events, origin in out:
+                events.append(Event(key, window, timestamp, -1, origin, wire, None))
+            emitted += 1
+        if emitted:
+            self._gate.born(emitted * len(out))
+            for (events, _), reader in zip(out, self.finals):
+                reader.crew.put_children(events)
+            self.numbers.emitted(emitted, perf_counter() - began)
+        if number == BURST:
+            self._gate.later(self._emit_some)
+            return
+        self._due = None
+        if self.ends.next_due() is not None and self.ends.next_due() <= self._given:  # type: ignore[operator]
+            self._due = self._names_due(self._given)
+            self._gate.later(self._emit_some)
+            return
+        self._forget(self.close_at(self.time))
+        self._next = self._when_next()
+
+    def note_times(self) -> None:
+        """Write the times beside the windows, if they are others by now: a checkpoint begins."""
+        times = Times(self.time, self._given, max(-1, self.held))
+        if times != self._noted:
+            self._noted = times
+            self.buffer.apply({TIMES: (times, max(self.time, 0))})
+
+    @property
+    def given(self) -> int:
+        """All windows that end at it or earlier have been given out."""
+        return self._given
+
+    def _forget(self, close: int) -> None:
+        """Remove rows that no event can need any more, some at a time."""
+        if self._due is not None:
+            return  # they may be on their way out
+        upto = self._forgettable(close)
+        if len(self._unneeded) < SWEEP:
+            for names in self.ends.expired(upto):
+                self._unneeded += names
+                if len(self._unneeded) >= SWEEP:
+                    break
+        removed: dict[bytes, tuple[Any, int]] = {}
+        for _ in range(min(SWEEP, len(self._unneeded))):
+            name = self._unneeded.popleft()
+            row = self.buffer.rows.get(name) or self.buffer.load(name)
+            if row[0] is not None:
+                removed[name] = (None, row[1])
+            if self.neighbours is not None:
+                self._leave(name)
+        if removed:
+            self.buffer.apply(removed)
+
+    def _forgettable(self, close: int) -> int:
+        """Return the greatest end of windows that may be forgotten."""
+        closed = self.windowing.last_closed(close)
+        if isinstance(self.windowing, SlidingWindows):
+            closed = min(closed, self.windowing.needed_until(close) + self.windowing.size - 1)
+        return closed - self.extra
+
+    def _leave(self, name: bytes) -> None:
+        assert self.neighbours is not None, "asked only then"
+        key = self.keys.key(name)
+        bounds = self.neighbours.get(key)
+        if bounds is None:
+            return
+        end, start = self.end_of(name), self.keys.start(name)
+        mine = (end, start) if self._sessions else (start, end)
+        if mine in bounds:
+            bounds.remove(mine)
+        if not bounds:
+            del self.neighbours[key]
+
+    @property
+    def feeds(self) -> set[Table[Any, Any]]:
+        """The tables that agents use which read what comes out."""
+        return {table for reader in (*self.finals, *self.updates) for table in reader.crew.agent.used}
+
+    def closed_from(self, end: int) -> int:
+        """Return the stream time from which on a window with this end is closed."""
+        return end + self._closes_after
+
+    # -- numbers ------------------------------------------------------------------------------
+
+    def behind(self) -> int | None:
+        """Return by how much stream time the oldest open window is from being closed; None without one."""
+        end = self.ends.next_due()
+        return None if end is None else end - self.windowing.last_closed(self.close_at(self.time))
+
+
+def insert(bounds: list[tuple[int, int]], mine: tuple[int, int]) -> None:
+    """Put bounds in their place; most come last."""
+    if not bounds or bounds[-1] < mine:
+        bounds.append(mine)
+    elif mine not in bounds:
+        bounds.append(mine)
+        bounds.sort()
+
+
+def _window_order(name: bytes) -> bytes:
+    # Of one end, so of one start: by the key.
+    return name[:-8]
+
+
+def _session_order(name: bytes) -> tuple[bytes, bytes]:
+    return name[-8:], name[:-16]
