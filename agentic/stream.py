@@ -170,8 +170,6 @@ class Stream(ABC, Generic[T]):
     def take(self, n: int, *, within: timedelta | float) -> AsyncIterator[list[T]]:
         """Iterate over lists of values: `n` each, or as many as came `within` that time of the first.
 
-        A list of a concurrent agent has at most as many events as ``concurrency=`` has room for.
-
         All events of a list are complete together, when the next list is asked for. What is
         yielded for a list carries the key and timestamp of its last event.
 

@@ -18,7 +18,7 @@ from agentic.core.versioned import NOTHING_OBSERVED
 from agentic.runtime.instance import Instance
 from agentic.runtime.replay import Replay, Replayed, replay
 from agentic.runtime.stores import Stores
-from agentic.runtime.tables import ExpiringView, FedVersionedView, FedView, Layout, TableView, VersionedView
+from agentic.runtime.tables import CLOSED, ExpiringView, FedVersionedView, FedView, Layout, TableView, VersionedView
 from agentic.state.base import Store
 from agentic.state.buffer import TableBuffer, store_rows
 from agentic.state.envelope import unwrap
@@ -162,6 +162,8 @@ class TaskState:
         layout = self._layouts[table]
         value_of = layout.value_of
         for raw, entry in self.buffers[table].pairs({}, layout.first):
+            if entry is CLOSED:
+                continue  # a window that has come out early
             value = entry if value_of is None else value_of(entry)
             if isinstance(table, WindowedTable) and table.shown is not None:
                 value = table.shown(value)
