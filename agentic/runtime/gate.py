@@ -66,6 +66,9 @@ class Gate:
         """Call this when the children that are there are done: it has more of them. Until then it counts as one."""
         self.born(1)
         self._more.append(bear)
+        if self.children == len(self._more):
+            # No child is there whose end would call it.
+            asyncio.get_running_loop().call_soon(self._go_on)
 
     def _go_on(self) -> None:
         if self._more and not self.ended:
