@@ -12,6 +12,7 @@ from window_support import ms, scene, shown
 
 from agentic import App, Reply, Stream
 from agentic.errors import AgentFailed, CodecError, WrongPartition
+from agentic.runtime import windowing
 from agentic.stream import Event
 from agentic.testing import TestDriver
 from agentic.windows import Window, WindowedTable
@@ -425,6 +426,45 @@ def test_more_windows_than_a_burst_come_out_in_order_and_once() -> None:
         driver.crash()
         came = [(window[1], window[0]) for window in here.came(driver, here.finals)]
     assert came == [(0, f"{n:05}") for n in range(1700)] + [(10, f"{n:05}") for n in range(1300)]
+
+
+@pytest.mark.xfail(strict=True, reason="what is to go on behind children waits for ever where there are none")
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_windows_are_put_in_order_piece_by_piece_and_come_out_all_the_same(
+    delivery: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(windowing, "PIECE", 50)
+    monkeypatch.setattr(windowing, "BURST", 20)
+    here = scene(
+        tumbling(),
+        lambda views, event: [views.add(f"{n:04}", 1) for n in range(event.value)],
+        check_keys=False,
+        updates=False,
+        delivery=delivery,
+    )
+    with TestDriver(here.app) as driver:
+        for value, timestamp in [(307, 5), (120, 15), (60, 25), (1, 100)]:
+            driver.send(here.source, value, key="a", timestamp=timestamp)
+        came = [(window[1], window[0]) for window in here.came(driver, here.finals)]
+    assert came == [(start, f"{n:04}") for start, many in ((0, 307), (10, 120), (20, 60)) for n in range(many)]
+
+
+def test_windows_that_were_erased_do_not_hold_up_those_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windowing, "BURST", 20)
+
+    def add(views: WindowedTable[Any, Any], event: Event) -> None:
+        for n in range(100):
+            views.add(f"{n:04}", event.value)
+
+    here = scene(
+        lambda table: table.tumbling(ms(10)).aggregate(int, lambda total, n: total + n if n else None),
+        add,
+        check_keys=False,
+        updates=False,
+    )
+    with TestDriver(here.app) as driver:
+        here.send(driver, "a 1@5", "a 0@6", "a 2@15", "a 1@50")
+        assert [(w[0], w[1], w[3]) for w in here.came(driver, here.finals)] == [(f"{n:04}", 10, 2) for n in range(100)]
 
 
 # -- concurrency ----------------------------------------------------------------------------------

@@ -210,19 +210,7 @@ def test_a_task_is_not_quiet_while_one_of_its_sources_is_behind_in_an_agent() ->
         assert [o.value for o in driver.outputs(out)] == [["a", 0, 10, 1, 5]]
 
 
-@pytest.mark.parametrize(
-    "now",
-    [
-        0,
-        pytest.param(
-            1_700_000_000_000,
-            marks=pytest.mark.xfail(
-                strict=True, reason="both tables' times move before the first one's results are added"
-            ),
-        ),
-    ],
-    ids=["present", "history"],
-)
+@pytest.mark.parametrize("now", [0, 1_700_000_000_000], ids=["present", "history"])
 def test_what_moves_time_closes_windows_of_the_next_table_too(now: int) -> None:
     app = App("chain", topic_partitions=1, idle_after=ms(100))
     source, out = app.topic("in", key=str, value=int), app.topic("out", key=str, value=list)
@@ -270,7 +258,6 @@ def test_without_idle_after_a_worker_says_once_that_windows_wait(caplog: pytest.
         assert here.came(driver, here.finals) == []
 
 
-@pytest.mark.xfail(strict=True, reason="a worker looks once, and windows may fall due later")
 def test_nothing_is_said_of_windows_that_are_not_due(caplog: pytest.LogCaptureFixture) -> None:
     here = quiet(idle_after=None)
     with caplog.at_level(logging.WARNING, "agentic"), TestDriver(here.app) as driver:
@@ -291,7 +278,6 @@ def test_with_idle_after_nothing_is_said(caplog: pytest.LogCaptureFixture, optio
         assert not caplog.records
 
 
-@pytest.mark.xfail(strict=True, reason="both tables' times move before the first one's results are added")
 def test_run_closes_a_table_before_the_one_that_its_results_are_added_to(tmp_path: Path) -> None:
     (tmp_path / "module.py").write_text(CHAINED)
     append(tmp_path, "words", [b"a", b"b", b"a"])
