@@ -115,17 +115,11 @@ class WindowedView(TableView):
 
     def _put_in_quietly(self, key: Any, raw: bytes, value: Any, timestamp: int) -> None:
         """Put a value into time windows of which nobody reads the changes: as `TimeWindows.add`, in fewer steps."""
-        if not self._pending:
-            self._touch()
-        operator = self._operator
-        latest = operator.latest()
-        if latest is not None and timestamp > latest:
-            self._drops.append("ahead")
+        if not self._comes(timestamp):
             return
-        time = max(operator.time, self._time, timestamp)
-        self._time = time
+        operator = self._operator
         self._finals = True
-        close = operator.close_at(time)
+        close = operator.close_at(self._time)
         windows = self._windowing
         assert isinstance(windows, TimeWindows), "only those are put in so"
         overlay, rows, size, aggregate = self.overlay, self._rows, windows.size, operator.table.aggregate
@@ -151,6 +145,18 @@ class WindowedView(TableView):
                 total = self._entry(total)
             overlay[name] = (total, newest)
 
+    def _comes(self, timestamp: int) -> bool:
+        """Let the table's time move to that of a value that comes; return whether it is one that is taken."""
+        if not self._pending:
+            self._touch()
+        operator = self._operator
+        latest = operator.latest()
+        if latest is not None and timestamp > latest:
+            self._drops.append("ahead")
+            return False
+        self._time = max(operator.time, self._time, timestamp)
+        return True
+
     def _erase(self, name: bytes, row: Any) -> None:
         """A window has been erased by its aggregate (spec, A.5)."""
         if row[0] is None:
@@ -160,15 +166,9 @@ class WindowedView(TableView):
             self._gone.append(name)
 
     def _put_in(self, key: Any, raw: bytes, value: Any, timestamp: int) -> None:
-        if not self._pending:
-            self._touch()
-        operator = self._operator
-        latest = operator.latest()
-        if latest is not None and timestamp > latest:
-            self._drops.append("ahead")
+        if not self._comes(timestamp):
             return
-        time = max(operator.time, self._time, timestamp)
-        self._time = time
+        operator, time = self._operator, self._time
         self._got = NOTHING_GOT
         close = operator.close_at(time)
         reopens = close - operator.extra if operator.table.late_policy == "reopen" else close
