@@ -53,7 +53,7 @@ class Bench:
         app = App("bench", topic_partitions=1, log_level="warning")
         app.configure(broker=f"local://{directory}/log", state_dir=f"{directory}/state")
         self._source = app.topic("in", value=list)
-        views = app.table("views", key=int, value=int, check_keys=False).tumbling(timedelta(hours=1)).count()
+        views = app.table("views", key=str, value=int, check_keys=False).tumbling(timedelta(hours=1)).count()
 
         @app.agent(self._source)
         async def add(stream: Stream[Any]) -> None:
@@ -81,7 +81,7 @@ class Bench:
         producer = self._worker.broker.producer()
         keys = list(keys)
         for first in range(0, len(keys), TOGETHER):
-            value = json.dumps(keys[first : first + TOGETHER]).encode()
+            value = json.dumps([f"key-{key:08}" for key in keys[first : first + TOGETHER]]).encode()
             producer.send("in", b"", value, timestamp, partition=0)
             if first % (100 * TOGETHER) == 0:
                 await producer.ready()

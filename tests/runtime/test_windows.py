@@ -12,7 +12,7 @@ from window_support import ms, scene, shown
 
 from agentic import App, Reply, Stream
 from agentic.errors import AgentFailed, CodecError, WrongPartition
-from agentic.runtime import windowing
+from agentic.runtime import operators
 from agentic.stream import Event
 from agentic.testing import TestDriver
 from agentic.windows import Window, WindowedTable
@@ -428,13 +428,12 @@ def test_more_windows_than_a_burst_come_out_in_order_and_once() -> None:
     assert came == [(0, f"{n:05}") for n in range(1700)] + [(10, f"{n:05}") for n in range(1300)]
 
 
-@pytest.mark.xfail(strict=True, reason="what is to go on behind children waits for ever where there are none")
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 def test_windows_are_put_in_order_piece_by_piece_and_come_out_all_the_same(
     delivery: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(windowing, "PIECE", 50)
-    monkeypatch.setattr(windowing, "BURST", 20)
+    monkeypatch.setattr(operators, "PIECE", 50)
+    monkeypatch.setattr(operators, "BURST", 20)
     here = scene(
         tumbling(),
         lambda views, event: [views.add(f"{n:04}", 1) for n in range(event.value)],
@@ -450,7 +449,7 @@ def test_windows_are_put_in_order_piece_by_piece_and_come_out_all_the_same(
 
 
 def test_windows_that_were_erased_do_not_hold_up_those_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windowing, "BURST", 20)
+    monkeypatch.setattr(operators, "BURST", 20)
 
     def add(views: WindowedTable[Any, Any], event: Event) -> None:
         for n in range(100):
