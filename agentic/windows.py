@@ -536,6 +536,11 @@ class Windowable(Table[K, V]):
 
     def session(self, gap: timedelta, **options: Any) -> Windows[K]:
         """Give it windows that grow as long as values come within `gap` of each other. Errors as for `tumbling`."""
+        if options.get("late") == "reopen":
+            raise ConfigurationError(
+                f"table {self.name!r}: late='reopen' is for windows of fixed bounds: a session grows into another, "
+                "whose result would stand beside that of the first"
+            )
         width, grace = _duration(self, "gap", gap, least=0), _grace(self, options)
         return Windows(self, SessionWindows(width, grace), _options(self, options, width + grace))
 

@@ -290,7 +290,7 @@ class Operator:
     def _emit_some(self) -> None:
         """Give out a burst; the rest when the agents are done with it."""
         assert self._due is not None, "there is something due"
-        keys, rows, load = self.keys, self.buffer.rows, self.buffer.load
+        keys, peek = self.keys, self.buffer.peek
         decode, inner = keys.inner.decode, keys.inner
         out: list[tuple[list[Event], Emitted]] = [([], origin) for _, origin, _ in self.finals]
         number = emitted = 0
@@ -300,7 +300,7 @@ class Operator:
                 number = BURST  # others get a turn
                 break
             number += 1
-            entry, timestamp = rows.get(name) or load(name)
+            entry, timestamp = peek(name)
             if entry is None or entry is CLOSED:
                 continue  # it was erased, has become part of another, or has come out before
             raw = keys.key(name)
@@ -344,20 +344,16 @@ class Operator:
             return  # they may be on their way out
         upto = self._forgettable(close)
         if len(self._unneeded) < SWEEP:
-            for names in self.ends.expired(upto):
-                self._unneeded += names
+            for expired in self.ends.expired(upto):
+                self._unneeded += expired
                 if len(self._unneeded) >= SWEEP:
                     break
-        removed: dict[bytes, tuple[Any, int]] = {}
-        for _ in range(min(SWEEP, len(self._unneeded))):
-            name = self._unneeded.popleft()
-            row = self.buffer.rows.get(name) or self.buffer.load(name)
-            if row[0] is not None:
-                removed[name] = (None, row[1])
-            if self.neighbours is not None:
+        names = [self._unneeded.popleft() for _ in range(min(SWEEP, len(self._unneeded)))]
+        if names:
+            self.buffer.drop(names, max(self.time, 0))
+        if self.neighbours is not None:
+            for name in names:
                 self._leave(name)
-        if removed:
-            self.buffer.apply(removed)
 
     def _forgettable(self, close: int) -> int:
         """Return the greatest end of windows that may be forgotten."""

@@ -91,6 +91,25 @@ class TableBuffer(Generic[E]):
             self._age()
         return row
 
+    def peek(self, key: bytes) -> Row:
+        """Return a row as `load` does, and keep it in no cache: it is looked at for the last time."""
+        row = self.rows.get(key) or self._aged.get(key) or self._pending(key)
+        if row is not None:
+            return row
+        blob = self.store.get(self.name, key)
+        if blob is None:
+            return ABSENT
+        value, timestamp = unwrap(blob)
+        return self._load(value), timestamp
+
+    def drop(self, keys: Iterable[bytes], timestamp: int) -> None:
+        """Delete rows that nobody will look at again."""
+        gone = dict.fromkeys(keys, (None, timestamp))
+        self.apply(gone)
+        for key in gone:
+            del self.rows[key]
+            self._aged.pop(key, None)
+
     def _pending(self, key: bytes) -> Row | None:
         row = self.dirty.get(key)
         return self._flushing.get(key) if row is None else row
