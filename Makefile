@@ -9,8 +9,9 @@ BIN := $(CURDIR)/$(VENV)/bin
 # Touched last: an environment whose making was interrupted has none, and is made anew.
 STAMP := $(VENV)/made
 
-# Tests wait for other processes more than they compute: two at a time pay even on one core.
-PYTEST_FLAGS ?= -n 2
+# Tests wait for other processes more than they compute: three at a time pay even on one core. Some take much longer
+# than others: who is done takes over from who is not.
+PYTEST_FLAGS ?= -n 3 --dist worksteal
 
 .PHONY: help demo test lint format docs wheel clean
 
