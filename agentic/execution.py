@@ -192,7 +192,7 @@ def _rate(agent: str, given: Any) -> float:
     try:
         return parse_rate(given)
     except ConfigurationError as error:
-        raise ConfigurationError(f"agent {agent!r}: rate_limit: {error}") from None
+        raise ConfigurationError(f"agent {agent!r}: rate_limit={given!r}: {error}") from None
 
 
 #: One event after the other, and a failed one meets the app's ``on_error``.

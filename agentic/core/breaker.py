@@ -27,8 +27,8 @@ class Breaker:
     """Stop starting an agent's events while too many of them fail, and probe one at a time until one succeeds.
 
     Events that wait are not failed: they lose no attempt, and intake pauses behind them. An attempt that is let
-    through as a probe costs its event none either. `Poison` does not count, since it says something of the
-    event and nothing of the service.
+    through as a probe counts for its event, the time that it has waited does not. `Poison` does not count, since
+    it says something of the event and nothing of the service.
 
     Attributes:
         share: stop when this share of the attempts within the window failed; above 0, at most 1.

@@ -82,19 +82,32 @@ class BrokerService(Part):
 
 
 class OutboxService(Part):
-    """The producers, and who asks agents. They outlive the agents, whose last effects go through them."""
+    """The producers, and who asks agents. They outlive the agents, whose last effects go through them.
 
-    def __init__(self, app: App, outbox: Outbox, outlet: AppOutlet, asker: Asker, fail: Fail) -> None:
+    Args:
+        ready: returns when the outbox's producer can send, however often the broker has to be asked.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        outbox: Outbox,
+        outlet: AppOutlet,
+        asker: Asker,
+        fail: Fail,
+        ready: Callable[[], Awaitable[None]],
+    ) -> None:
         super().__init__(fail)
         self._app = app
         self._outbox = outbox
+        self._ready = ready
         self._outlet = outlet
         self._asker = asker
 
     async def on_start(self) -> None:
         # Before we join: our former self's open transaction keeps the committed positions of its
         # partitions unreadable until this settles it.
-        await self._outbox.producer.ready()
+        await self._ready()
         self._app.home.open(self._outlet, self._asker)
 
     async def end(self) -> None:

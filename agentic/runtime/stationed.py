@@ -15,7 +15,6 @@ from typing import Any
 
 from agentic.agent import Agent
 from agentic.core.adaptive import Adaptive
-from agentic.core.breaker import Circuit
 from agentic.core.retry import Verdict, judge
 from agentic.core.stations import State, Station, Stations
 from agentic.errors import AgentFailed, AgenticError, AttemptTimeout, words
@@ -218,11 +217,10 @@ class Stationed(Crew):
             if station.state is not State.EXECUTING:
                 continue
             station.failure = error
-            if circuit is not None and circuit.state != "closed":
-                self._probe_failed(station, circuit, now)
-                continue
             station.failures += 1
-            elapsed = now - (now if station.first_started_at is None else station.first_started_at)
+            # The time for which a circuit keeps an event from being tried is not the event's.
+            held_up = station.first_started_at is None or (circuit is not None and circuit.state != "closed")
+            elapsed = 0.0 if held_up else now - (station.first_started_at or now)
             verdict, delay = judge(
                 error,
                 attempt=station.failures,
@@ -250,16 +248,6 @@ class Stationed(Crew):
             self._exhausted(station, error, verdict, failure)
             if self._failed:
                 return
-
-    def _probe_failed(self, station: Station[Event], circuit: Circuit, now: float) -> None:
-        """An attempt failed while the circuit is not closed: it says nothing of the event, and does not count."""
-        circuit.failed(now, station.started_at)
-        self._retries.add()
-        starts_at = circuit.starts_at()
-        due_at = now + INLINE if starts_at is None else max(now, starts_at)
-        station.first_started_at = None
-        self.stations.back_off(station, station.attempt, due_at)
-        self._arm(due_at)
 
     def _exhausted(
         self, station: Station[Event], error: BaseException, verdict: Verdict, failure: AgentFailed | None

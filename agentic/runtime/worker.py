@@ -106,7 +106,9 @@ class Worker(Part):
         outbox = Outbox(producer, transactional=exactly_once)
         outlet = AppOutlet(self.broker.producer, app.metrics, self._now)
         asker = Asker(app.home, self.broker, outlet)
-        await self.add_runtime_dependency(OutboxService(app, outbox, outlet, asker, self.fail))
+        await self.add_runtime_dependency(
+            OutboxService(app, outbox, outlet, asker, self.fail, lambda: self._at_start(producer.ready))
+        )
         app.metrics.collector = self._report
         # They show how tables are loaded and restored, too.
         reporters = [("reporter", _bound(reporter, app)) for reporter in self._reporters]

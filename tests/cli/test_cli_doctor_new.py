@@ -165,7 +165,7 @@ def test_a_name_that_no_app_may_have_is_refused(shell: Shell, name: str) -> None
 
 def test_an_unknown_template_is_refused_with_those_there_are(shell: Shell) -> None:
     line = shell.error("new", "shop", "--template", "halo")
-    assert line == "no template 'halo'; there are flights, hello"
+    assert line == "no template 'halo'; there are flights, hello, slow-service"
 
 
 def test_what_a_killed_run_has_left_is_no_hindrance(shell: Shell) -> None:
