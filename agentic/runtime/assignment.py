@@ -97,6 +97,8 @@ class Assignment:
         #: Set by each checkpoint when it is over.
         self.checkpointed = asyncio.Event()
         self.ever_assigned = asyncio.Event()
+        #: Does any agent work on many events at once?
+        self.concurrent = any(agent.execution.concurrent for agent in agents)
         #: Looks after what keeps commits back.
         self.watch = Watch(self._with_tasks, metrics, asyncio.get_running_loop().time)
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from mode import Service
 
 from agentic.app import App
-from agentic.brokers.base import Broker, Consumer
+from agentic.brokers.base import Broker, Consumer, TopicPartition
 from agentic.errors import BrokerUnavailable, TaskFailed, words
 from agentic.runtime.asking import Asker
 from agentic.runtime.assignment import Assignment
@@ -36,6 +36,8 @@ Fail = Callable[[BaseException], None]
 FULL_FOR = 0.1
 #: Seconds that an idle pump waits at most before it looks round: for paused partitions to resume.
 LOOK_ROUND = 0.1
+#: The same where agents have many events under way, and use up a partition's share the quicker.
+LOOK_ROUND_SOON = 0.05
 #: Seconds that the last commit, and the end of the lifespan, have at least, however short the stop's time-out.
 LAST_COMMIT = 5.0
 #: An idle pump wakes by itself when records come; this only bounds one wait.
@@ -386,7 +388,7 @@ class IntakeService(Part):
         consumer, assignment, outbox = self._consumer, self._assignment, self._outbox
         limit = self._settings.max_buffered
         while True:
-            batches = await consumer.poll(LOOK_ROUND if self._paused else IDLE)
+            batches = await consumer.poll(self._patience)
             if batches:
                 assignment.add(batches)
                 await assignment.look_again()
@@ -399,8 +401,34 @@ class IntakeService(Part):
                 await assignment.checkpointed.wait()
             if self._paused:
                 await self._resume()
-            if assignment.backlog >= limit:
+            backlog = assignment.backlog
+            if assignment.concurrent and 2 * backlog >= limit:
+                self._even_out(limit)
+            if backlog >= limit:
                 await self._drain(limit)
+
+    @property
+    def _patience(self) -> float:
+        """How long an idle pump may wait."""
+        if not self._paused:
+            return IDLE
+        return LOOK_ROUND_SOON if self._assignment.concurrent else LOOK_ROUND
+
+    def _even_out(self, limit: int) -> None:
+        """Pause partitions that have their share already: a broker gives one after the other, and where events wait
+        for calls and not for the processor, those of all partitions are to be under way at once.
+        """
+        sources = self._assignment.sources
+        share = max(1, limit // max(1, len(sources)))
+        full = [tp for tp, source in sources.items() if tp not in self._paused and source.ledger.unfinished >= share]
+        if full and len(full) + len(self._paused) < len(sources):
+            self._pause(full)
+
+    def _pause(self, partitions: Sequence[TopicPartition]) -> None:
+        self._paused.update(dict.fromkeys(partitions))
+        for tp in partitions:
+            self._assignment.sources[tp].end = None  # while it is paused nobody tells how far it goes
+        self._consumer.pause(partitions)
 
     async def _drain(self, limit: int) -> None:
         """Wait until there is room again, or until it is clear which partitions hold it up, and pause those."""
@@ -416,10 +444,7 @@ class IntakeService(Part):
                     for tp, source in assignment.sources.items()
                     if tp not in self._paused and source.ledger.unfinished >= share
                 ]
-                self._paused.update(dict.fromkeys(slow))
-                for tp in slow:
-                    assignment.sources[tp].end = None  # while it is paused nobody tells how far it goes
-                self._consumer.pause(slow)
+                self._pause(slow)
                 return
 
     def _unpaused_backlog(self) -> int:
@@ -429,7 +454,8 @@ class IntakeService(Part):
 
     async def _resume(self) -> None:
         sources = self._assignment.sources
-        enough = max(1, self._settings.max_buffered // (8 * max(1, len(sources))))
+        part = 2 if self._assignment.concurrent else 8
+        enough = max(1, self._settings.max_buffered // (part * max(1, len(sources))))
         again = [tp for tp in self._paused if tp in sources and sources[tp].ledger.unfinished <= enough]
         for tp in again:
             # Of a partition that had been read to its end the driver has told the end, and tells it once.
