@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from agentic import asking
+from agentic.core.times import seconds
 from agentic.errors import ConfigurationError
 from agentic.execution import INLINE, SERIAL, Execution
 from agentic.stream import HeadersLike, Reply, Stream
@@ -122,7 +123,7 @@ class Agent:
         execution = self.execution
         if execution.deferral is not None:
             return execution.deferral
-        if execution.retry is not None and float(execution.retry.max) > INLINE:  # type: ignore[arg-type]
+        if execution.retry is not None and seconds(execution.retry.max) > INLINE:
             return True
         return mentions(self.fn, ("defer", "RetryLater"))
 

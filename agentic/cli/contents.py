@@ -127,7 +127,18 @@ class Reading:
         return self._layout.first
 
     async def rows(self, low: bytes, high: bytes | None, partitions: Sequence[int]) -> Iterator[Row]:
-        """Return the rows with ``low <= stored key < high``, in the order of the keys; `close` when done."""
+        """Return the rows with ``low <= stored key < high``, in the order of the keys; `close` when done.
+
+        If it raises, it is closed already.
+        """
+        try:
+            return await self._rows(low, high, partitions)
+        except BaseException:
+            # Cancelled or failed, whoever asked has nothing to close: copies and scratch files are let go of here.
+            self.close()
+            raise
+
+    async def _rows(self, low: bytes, high: bytes | None, partitions: Sequence[int]) -> Iterator[Row]:
         self._low, self._high = low, high
         # In this order: a copy's offset, then its rows, then the changelog's end. So no row is newer than
         # the end, and whatever is newer than the offset is read from the changelog.

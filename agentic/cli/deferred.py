@@ -77,11 +77,7 @@ def _rows(app: App, agent: Agent) -> Iterator[Row]:
 
     async def read(broker: Broker) -> tuple[Reading, Iterator[Stored]]:
         reading = Reading(app, table, await broker.topics(), broker, say)
-        try:
-            return reading, await reading.rows(b"", None, range(reading.partitions))
-        except BaseException:
-            reading.close()
-            raise
+        return reading, await reading.rows(b"", None, range(reading.partitions))
 
     reading, rows = current().with_broker(read)
     with closing(reading):

@@ -220,11 +220,7 @@ def _rows(
         # Whoever fills a topic may have put a key into any of its partitions.
         if key is not None and table.check_keys and filled_by(table) is None:
             partitions = range(at := partition_of(key, reading.partitions), at + 1)
-        try:
-            return reading, await reading.rows(low_row, high, partitions)
-        except BaseException:
-            reading.close()
-            raise
+        return reading, await reading.rows(low_row, high, partitions)
 
     # The broker is not needed for longer: what comes of it is on the disk or in memory.
     reading, rows = current().with_broker(read)

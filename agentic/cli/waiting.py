@@ -133,11 +133,7 @@ async def _read_windows(
 
     async def rows(low: bytes, high: bytes | None, say: Say) -> list[Row] | Iterator[Row]:
         reading = Reading(app, table, known, broker, say)
-        try:
-            return _until_done(reading, await reading.rows(low, high, list(found)))
-        except BaseException:
-            reading.close()
-            raise
+        return _until_done(reading, await reading.rows(low, high, list(found)))
 
     for row in await rows(TIMES, FIRST, say):
         assert row.value is not None, "it is never deleted"
@@ -205,12 +201,7 @@ async def _read_put_off(
 ) -> None:
     assert agent.deferred is not None, "asked only then"
     reading = Reading(app, agent.deferred, known, broker, lambda line: None)
-    try:
-        rows = await reading.rows(b"", None, list(found))
-    except BaseException:
-        reading.close()
-        raise
-    for row in _until_done(reading, rows):
+    for row in _until_done(reading, await reading.rows(b"", None, list(found))):
         assert row.value is not None, "only versions may be deleted ones"
         event = decode_row(row.value)
         if event.holds:

@@ -8,7 +8,6 @@ import msgspec
 
 from agentic.cli.contents import Row, keys_of
 from agentic.cli.records import clock_time, shown
-from agentic.core.calendar import CalendarWindows
 from agentic.core.sessions import SessionWindows
 from agentic.core.sliding import SlidingWindows
 from agentic.runtime.tables import CLOSED, Layout
@@ -48,13 +47,9 @@ class Reader:
 
     def bounds(self, row: Row) -> tuple[int, int]:
         """Return start and end, in ms."""
-        windowing, start = self._table.windowing, self._keys.start(row.stored_key)
-        if isinstance(windowing, SessionWindows):
-            return start, self._keys.end(row.stored_key)
-        if isinstance(windowing, CalendarWindows):
-            return windowing.bounds(start)
-        size: int = windowing.size  # type: ignore[attr-defined]
-        return start, start + size
+        start = self._keys.start(row.stored_key)
+        end = self._table.windowing.end(start)
+        return start, self._keys.end(row.stored_key) if end is None else end
 
     def value(self, row: Row) -> bytes:
         """Return the value as an agent reads it, as JSON."""

@@ -58,6 +58,9 @@ class CalendarWindows:
     def close(self, time: int) -> int:
         return time - self.grace
 
+    def end(self, start: int) -> int:
+        return self.bounds(start)[1]
+
     def closed(self, end: int, close: int) -> bool:
         return end <= close
 

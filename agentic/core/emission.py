@@ -87,11 +87,6 @@ class Ends:
             heappop(self._kept)
             yield self._named.pop(end)
 
-    @property
-    def open_ends(self) -> int:
-        """How many different ends are open, about."""
-        return len(self._open)
-
     def open_windows(self) -> int:
         """How many windows are open."""
         return self._open_windows

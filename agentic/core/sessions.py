@@ -27,6 +27,9 @@ class SessionWindows:
         """Return the close time: a session waits for the gap after it, and for the grace after that."""
         return time - self.grace - self.gap
 
+    def end(self, start: int) -> None:
+        return None
+
     def closed(self, end: int, close: int) -> bool:
         return end < close
 

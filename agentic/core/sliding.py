@@ -70,6 +70,9 @@ class SlidingWindows:
     def close(self, time: int) -> int:
         return time - self.grace
 
+    def end(self, start: int) -> int:
+        return start + self.size
+
     def closed(self, end: int, close: int) -> bool:
         return end < close
 

@@ -145,7 +145,6 @@ class Stations(Generic[E]):
         self._backing_off: list[tuple[float, int, int, Station[E]]] = []
         #: source -> its stations that are not retired, in order; kept only where effects go in order.
         self._prefix: dict[Hashable, deque[Station[E]]] = {}
-        self.waiting_again = 0
 
     def __len__(self) -> int:
         return len(self.live)
@@ -160,20 +159,9 @@ class Stations(Generic[E]):
             source: where it comes from; effects go in order within a source.
             now: in seconds.
         """
-        self._issued += 1
-        station = Station(self._issued, event, lane, source, now)
-        self.live[station] = None
-        if self._in_order:
-            self._prefix.setdefault(source, deque()).append(station)
-        if lane is not None:
-            tails = self._tails
-            last = tails.get(lane)
-            tails[lane] = station
-            if last is not None:
-                last.successor = station
-                station.state = _QUEUED
-                return station
-        self._ready.append(station)
+        station = self._admit(event, lane, source, now)
+        if station.state is _READY:
+            self._ready.append(station)
         return station
 
     def enter(self, event: E, lane: Hashable | None, source: Hashable, now: float) -> Station[E]:
@@ -181,6 +169,11 @@ class Stations(Generic[E]):
 
         For who has room for one more and knows that nothing else is READY.
         """
+        station = self._admit(event, lane, source, now)
+        return self._begin(station, now) if station.state is _READY else station
+
+    def _admit(self, event: E, lane: Hashable | None, source: Hashable, now: float) -> Station[E]:
+        """Give an event a station in its lane: QUEUED, or READY where nothing stands before it."""
         self._issued += 1
         station = Station(self._issued, event, lane, source, now)
         self.live[station] = None
@@ -193,11 +186,6 @@ class Stations(Generic[E]):
             if last is not None:
                 last.successor = station
                 station.state = _QUEUED
-                return station
-        station.state = _EXECUTING
-        station.attempt = 1
-        station.started_at = station.first_started_at = now
-        self.executing[station] = None
         return station
 
     def over(self, station: Station[E], token: int) -> None:
@@ -211,21 +199,8 @@ class Stations(Generic[E]):
         if station.attempt != token or station.state is not _EXECUTING:
             raise AssertionError(f"{station!r} is over and was not executing")
         del self.executing[station]
-        del self.live[station]
         station.state = _RETIRED
-        lane = station.lane
-        if lane is None:
-            return
-        successor = station.successor
-        if successor is None:
-            if self._tails.get(lane) is station:
-                del self._tails[lane]
-            return
-        station.successor = None
-        successor.follows = False
-        if successor.state is _QUEUED:
-            successor.state = _READY
-            self._ready.append(successor)
+        self._leave(station)
 
     def begin(self, now: float, only: Callable[[E], bool] | None = None) -> Station[E] | None:
         """Begin an attempt on the first station that is READY; None without any. Its token is its `attempt`.
@@ -280,7 +255,6 @@ class Stations(Generic[E]):
         """
         if station.state is not _BACKOFF:
             return False
-        self.waiting_again -= 1
         station.state = _DONE
         return True
 
@@ -321,7 +295,6 @@ class Stations(Generic[E]):
         del self.executing[station]
         station.state = _BACKOFF
         station.due_at = due_at
-        self.waiting_again += 1
         heapq.heappush(self._backing_off, (due_at, station.number, token, station))
         return True
 
@@ -347,7 +320,6 @@ class Stations(Generic[E]):
         while (due_at := self.due_at) is not None and due_at <= now:
             station = heapq.heappop(self._backing_off)[3]
             station.state = _READY
-            self.waiting_again -= 1
             self._ready.append(station)
             woken += 1
         return woken
@@ -374,8 +346,6 @@ class Stations(Generic[E]):
                     sources.add(station.source)
         gone = set(left)
         for station in left:
-            if station.state is _BACKOFF:
-                self.waiting_again -= 1
             self.executing.pop(station, None)
             station.state = _ABANDONED
             station.successor = None
@@ -427,6 +397,11 @@ class Stations(Generic[E]):
     def ready(self) -> int:
         """How many may begin."""
         return len(self._ready)
+
+    @property
+    def waiting_again(self) -> int:
+        """How many back off."""
+        return sum(station.state is _BACKOFF for station in self.live)
 
     @property
     def due_at(self) -> float | None:

@@ -124,6 +124,9 @@ class Windowing(Protocol):
     def close(self, time: int) -> int:
         """Return the close time that goes with a stream time: what `closed` compares with."""
 
+    def end(self, start: int) -> int | None:
+        """Return the end of the window that starts at a time; None for a session, whose start does not decide it."""
+
     def closed(self, end: int, close: int) -> bool:
         """Is a window with this end closed?"""
 
@@ -176,6 +179,9 @@ class TimeWindows:
 
     def close(self, time: int) -> int:
         return time - self.grace
+
+    def end(self, start: int) -> int:
+        return start + self.size
 
     def closed(self, end: int, close: int) -> bool:
         return end <= close

@@ -8,6 +8,7 @@ offset. If the agent raises, the notes are dropped.
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol, TypeVar
@@ -139,19 +140,19 @@ class Instance(Stream[T]):
     def __aiter__(self) -> AsyncIterator[T]:
         return self
 
-    async def __anext__(self) -> T:
-        raise NotImplementedError
+    @abstractmethod
+    async def __anext__(self) -> T: ...
 
+    @abstractmethod
     async def another(self, deadline: float) -> Event | None:
         """Return one more event to be complete together with the current one.
 
         None when there is none by `deadline` of the loop's clock, or the stream is closed.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def put_back(self) -> None:
         """Take the current events as if they had not been begun; nobody has worked on them."""
-        raise NotImplementedError
 
     def events(self) -> AsyncIterator[Event]:
         return _Events(self)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from agentic.core.calendar import CalendarWindows
 from agentic.core.clock import Clock, Hold
 from agentic.core.emission import Ends
 from agentic.core.sessions import SessionWindows
@@ -99,8 +98,6 @@ class Operator:
         self._merged: dict[bytes, tuple[Any, bytes, Window[Any, Any]]] = {}
         self._merging: asyncio.TimerHandle | None = None
         self.lates = [reader for reader in readers if reader.source.mode == "late"]
-        #: Of windows that all have one.
-        self._size: int | None = getattr(self.windowing, "size", None)
         self._sessions = isinstance(self.windowing, SessionWindows)
         self.ends = Ends()
         self._order = _session_order if self._sessions else _window_order
@@ -146,13 +143,8 @@ class Operator:
 
     def end_of(self, name: bytes) -> int:
         """Return the end of a window, from its name."""
-        if self._sessions:
-            return self.keys.end(name)
-        start = self.keys.start(name)
-        if self._size is None:
-            assert isinstance(self.windowing, CalendarWindows), "others have one size"
-            return self.windowing.bounds(start)[1]
-        return start + self._size
+        end = self.windowing.end(self.keys.start(name))
+        return self.keys.end(name) if end is None else end
 
     def _made(self, name: bytes) -> None:
         end = self.end_of(name)
@@ -319,7 +311,9 @@ class Operator:
             self._gate.later(self._emit_some)
             return
         self._due = None
-        if self.ends.next_due() is not None and self.ends.next_due() <= self._given:  # type: ignore[operator]
+        due = self.ends.next_due()
+        if due is not None and due <= self._given:
+            # They have become due while this burst was under way.
             self._due = self._names_due(self._given)
             self._gate.later(self._emit_some)
             return

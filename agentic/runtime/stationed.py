@@ -17,6 +17,7 @@ from agentic.agent import Agent
 from agentic.core.adaptive import Adaptive
 from agentic.core.retry import Verdict, judge
 from agentic.core.stations import State, Station, Stations
+from agentic.core.times import seconds
 from agentic.errors import AgentFailed, AgenticError, AttemptTimeout, words
 from agentic.execution import INLINE
 from agentic.runtime.crew import Crew, Place, at
@@ -278,7 +279,7 @@ class Stationed(Crew):
     def _put_off_for(self) -> float:
         """How long an event that has failed for good is put off by ``on_exhausted="defer"``."""
         retry = self._execution.retry
-        return max(INLINE, float(retry.max) if retry is not None else INLINE)  # type: ignore[arg-type]
+        return INLINE if retry is None else max(INLINE, seconds(retry.max))
 
     def _give_up(self, station: Station[Event], error: BaseException, reason: str, *, letter: bool = True) -> None:
         """Be done with an event without its effects; with a dead letter, if there is a topic for it."""
