@@ -314,6 +314,12 @@ class Table(MutableMapping[K, V]):
             view.set(key, value)
         return value
 
+    def clear(self) -> None:
+        """Remove all rows of this task's partition."""
+        # One scan: the mixin's popitem() would look for the first row over and over, past all that it has removed.
+        for key in list(self):
+            del self[key]
+
     def at(self, key: K, timestamp: int | datetime, default: Any = None) -> Any:
         """Return the value that `key` had as of a time; `default` where it had none, or that is known no more.
 
@@ -332,7 +338,7 @@ class Table(MutableMapping[K, V]):
 
     def keys(self) -> KeysView[K]:
         """The keys of this task's partition, in order."""
-        return KeysView(self)
+        return _Keys(self)
 
     def values(self) -> ValuesView[V]:
         """The values of this task's partition, in the order of the keys."""
@@ -545,12 +551,30 @@ class Halves:
         return old, self._codec.decode(data[end + 1 :]) if data[end] else None
 
 
+class _Keys(KeysView[K]):
+    """Keys in either order, as a dict's."""
+
+    def __init__(self, table: Table[K, Any]) -> None:
+        super().__init__(table)
+        self._table = table
+
+    def __reversed__(self) -> Iterator[K]:
+        return reversed(self._table)
+
+
 class _Items(ItemsView[K, V]):
     """Rows by one scan instead of a lookup a key."""
 
     def __init__(self, table: Table[K, V]) -> None:
         super().__init__(table)
         self._table = table
+
+    def __contains__(self, item: object) -> bool:
+        # Not by `table[key]`, which gives the default for a key without a row.
+        if not isinstance(item, tuple) or len(item) != 2:
+            return False
+        key, value = item
+        return bool(self._table.get(key, MISSING) == value)
 
     def __iter__(self) -> Iterator[tuple[K, V]]:
         return self._table._view().scan(MISSING, MISSING, MISSING, False)

@@ -325,15 +325,16 @@ class TableView:
     def _note_changes(self) -> None:
         """Make a child of each row that the event has written."""
         for raw, row in self.overlay.items():
-            old = self._before(self._rows.get(raw) or self._load(raw))
-            new = self._value(row)
-            if not self._changed(old, new):
+            before = self._rows.get(raw) or self._load(raw)
+            change = Change(self._keys.decode(raw), self._before(before), self._value(row))
+            if not self._changed(change.old, change.new):
                 continue
-            key = self._keys.decode(raw)
-            change = Change(key, old, new)
-            self._slot.children += [
-                (slot, origin, key, self._keys.to_wire(raw), change) for slot, origin in self.watchers
-            ]
+            wire = self._keys.to_wire(raw)
+            for number, (slot, origin) in enumerate(self.watchers):
+                if number:
+                    # Each agent has values of its own: what one does to them in place is not the others' concern.
+                    change = Change(change.key, self._before(before), self._value(row))
+                self._slot.children.append((slot, origin, change.key, wire, change))
 
     def _before(self, row: Row) -> Any:
         return self._value(row)
@@ -377,17 +378,29 @@ class TableView:
         if not self._checks:
             return
         wire = self._keys.to_wire(raw)
-        if any(wire == event.raw_key for event in self._slot.current()):
-            self._ours = raw
+        current = self._slot.current()
+        # Its producer may have had another partitioner: what is right for this event is not for the next.
+        if any(wire == event.raw_key for event in current):
             return
         home = partition_of(wire, self._partitions)
         if home != self._partition:
+            if any(self.is_of(event, raw) for event in current):
+                return
             raise WrongPartition(
                 f"table {self.table.name!r}: key {key!r} belongs to partition {home}, and this task has partition "
                 f"{self._partition}: bring the events to their key by topic.group_by(…), or declare check_keys=False; "
                 "for what all tasks look up there is app.global_table(…)"
             )
         self._ours = raw
+
+    def is_of(self, event: Event, raw: bytes) -> bool:
+        """Is a row's key the event's, even if that is written otherwise: an instant in the time of another zone?"""
+        if event.raw_key is None or self._keys.identity:
+            return event.raw_key == raw
+        try:
+            return self._keys.from_wire(event.raw_key) == raw
+        except CodecError:
+            return False  # keys of the topic are of another type
 
     def _no_event(self) -> AgenticError:
         agent = self._slot.agent.name
@@ -598,15 +611,22 @@ class OwnRows(dict[bytes, Row]):
     def __setitem__(self, raw: bytes, row: Row) -> None:
         wire = self._view.wire_of(raw)
         if self._order == "none" or all(wire != event.raw_key for event in self._instance.current()):
-            raise self._refuse(self._view.layout.keys.decode(raw))
+            raise self._refuse(raw)
         super().__setitem__(raw, row)
 
-    def _refuse(self, key: Any) -> WrongPartition:
+    def _refuse(self, raw: bytes) -> WrongPartition:
         agent, table = self._instance.agent.name, self._view.table.name
+        key = self._view.layout.keys.decode(raw)
         if self._order == "none":
             return WrongPartition(
                 f"agent {agent!r} works on its events in no order (order='none'), and writes key {key!r} of table "
                 f"{table!r}: leave out order=, so that events of a key come one after the other"
+            )
+        if any(self._view.is_of(event, raw) for event in self._instance.current()):
+            return WrongPartition(
+                f"agent {agent!r} works on many events at once, and table {table!r} takes key {key!r}, which its event "
+                "has written otherwise: another event may be at the same key in another writing. Let the producers "
+                "write each key in one way (times in UTC), or declare order='partition' or concurrency=1"
             )
         return WrongPartition(
             f"agent {agent!r} works on many events at once, and writes key {key!r} of table {table!r}, which is not "

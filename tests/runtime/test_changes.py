@@ -60,6 +60,36 @@ def test_a_change_has_the_row_before_and_after_the_event() -> None:
         ]
 
 
+def test_each_reader_of_changes_has_values_of_its_own() -> None:
+    app = App("watching", topic_partitions=1)
+    calls = app.topic("calls", key=str, value=list)
+    table = app.table("rows", key=str, value=list)
+    seen: list[Change] = []
+
+    @app.agent(calls)
+    async def write(stream: Stream[list[int]]) -> None:
+        async for value in stream:
+            table[stream.event.key] = value
+
+    @app.agent(table.changes())
+    async def spoil(changes: Stream[Change]) -> None:
+        async for _, old, new in changes:
+            new.append(99)
+            if old is not None:
+                old.append(99)
+
+    @app.agent(table.changes())
+    async def look(changes: Stream[Change]) -> None:
+        async for change in changes:
+            seen.append(change)
+
+    with TestDriver(app) as driver:
+        driver.send(calls, [1], key="a")
+        driver.send(calls, [2], key="a")
+        assert seen == [Change("a", None, [1]), Change("a", [1], [2])]
+        assert driver.table(table)["a"] == [2]
+
+
 def test_an_event_is_finished_with_its_changes() -> None:
     app, numbers, _, log, _ = watching(slow=10)
     with TestDriver(app) as driver:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from agentic.errors import (
     TableUnavailable,
     WrongPartition,
 )
+from agentic.runtime.tables import TableView
 from agentic.runtime.worker import Worker
 from agentic.table import Table
 from agentic.testing import TestDriver
@@ -171,6 +172,52 @@ def test_the_mapping_does_what_a_dict_does() -> None:
         assert driver.table(driver.app.tables["rows"]) == {"k": {"n": 4}}
 
 
+def test_a_key_without_a_row_is_in_no_view_whatever_its_default() -> None:
+    def use(table: Table[str, int], event: Any) -> None:
+        table["a"] = 1
+        assert ("a", 1) in table.items()
+        assert ("a", 0) not in table.items()
+        assert ("b", 0) not in table.items()
+        assert "b" not in table.keys()  # noqa: SIM118 - the view is what is asked
+        assert 0 not in table.values()
+
+    with doing(use, value=int, default=int, check_keys=False) as driver:
+        call(driver, "a")
+
+
+def test_all_views_go_both_ways() -> None:
+    def use(table: Table[str, int], event: Any) -> None:
+        table.update(a=1, b=2)
+        views: list[Any] = [table, table.keys(), table.values(), table.items()]
+        assert [list(reversed(view)) for view in views] == [list(view)[::-1] for view in views]
+
+    with doing(use, value=int, check_keys=False) as driver:
+        call(driver, "a")
+
+
+def test_clearing_a_table_is_one_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    scans: list[Any] = []
+    scan = TableView.scan
+
+    def counted(self: TableView, *bounds: Any) -> Any:
+        scans.append(bounds)
+        return scan(self, *bounds)
+
+    monkeypatch.setattr(TableView, "scan", counted)
+
+    def use(table: Table[str, int], event: Any) -> None:
+        table.update({f"{n}": n for n in range(100)})
+        scans.clear()
+        table.clear()
+        assert len(scans) == 1
+        assert dict(table) == {}
+
+    with doing(use, value=int, check_keys=False) as driver:
+        call(driver, "a")
+        driver.crash()
+        assert dict(driver.table(driver.app.tables["rows"])) == {}
+
+
 def test_a_value_got_is_the_callers() -> None:
     def use(table: Table[str, Any], event: Any) -> None:
         table["k"] = mine = {"n": 1}
@@ -295,6 +342,42 @@ def test_the_events_own_key_is_ours_whatever_partitioner_its_producer_had() -> N
     with doing(use, value=int) as driver:
         for partition in range(3):
             call(driver, "k", partition=partition)
+
+
+def test_what_its_producer_had_is_right_for_no_other_event() -> None:
+    def use(table: Table[str, int], event: Any) -> None:
+        table["k"] = 1
+
+    with doing(use, value=int) as driver:
+        call(driver, "k", partition=0)
+        with pytest.raises(AgentFailed, match="belongs to partition"):
+            call(driver, "another", partition=0)
+
+
+@pytest.mark.parametrize("hour", range(6))
+def test_the_events_own_key_is_ours_however_it_is_written(hour: int) -> None:
+    def use(table: Table[datetime, int], event: Any) -> None:
+        table[event.key] = hour
+        assert list(table) == [event.key]
+
+    with doing(use, key=datetime, value=int) as driver:
+        call(driver, datetime(2024, 5, 1, hour, tzinfo=timezone(timedelta(hours=2))))
+
+
+def test_keys_at_work_at_the_same_time_have_to_be_written_in_one_way() -> None:
+    app = App("doing", topic_partitions=1)
+    calls = app.topic("calls", key=datetime, value=int)
+    table = app.table("rows", key=datetime, value=int)
+
+    @app.agent(calls, concurrency=4)
+    async def call(stream: Stream[int]) -> None:
+        async for n in stream:
+            table[stream.event.key] = n
+
+    with TestDriver(app) as driver:
+        driver.send(calls, 1, key=datetime(2024, 5, 1, tzinfo=UTC))
+        with pytest.raises(AgentFailed, match="write each key in one way"):
+            driver.send(calls, 1, key=datetime(2024, 5, 1, 2, tzinfo=timezone(timedelta(hours=2))))
 
 
 def test_a_table_outside_of_an_agent_says_where_to_look() -> None:
