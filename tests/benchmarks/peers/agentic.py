@@ -14,6 +14,8 @@
 # swift = 800_000
 # tumbling = 600_000
 # hopping = 200_000
+# session = 400_000
+# sliding = 300_000
 # ///
 """agentic with its defaults, run by the interpreter that runs the harness."""
 
@@ -60,23 +62,30 @@ elif WORKLOAD in ("async", "wide", "swift"):
             value["ms"] *= 2
             yield value
 
-elif WORKLOAD in ("tumbling", "hopping"):
+elif WORKLOAD in ("tumbling", "hopping", "session", "sliding"):
     WINDOWS = app.table("windows", key=str, value=int)
     GRACE = timedelta(seconds=2)
-    if WORKLOAD == "tumbling":
-        windows = WINDOWS.tumbling(timedelta(seconds=10), grace=GRACE).count()
-    else:
-        windows = WINDOWS.hopping(timedelta(seconds=60), every=timedelta(seconds=10), grace=GRACE).count()
+    windows = {
+        "tumbling": lambda: WINDOWS.tumbling(timedelta(seconds=10), grace=GRACE),
+        "hopping": lambda: WINDOWS.hopping(timedelta(seconds=60), every=timedelta(seconds=10), grace=GRACE),
+        "session": lambda: WINDOWS.session(timedelta(seconds=30), grace=GRACE),
+        "sliding": lambda: WINDOWS.sliding(timedelta(seconds=20), grace=GRACE),
+    }[WORKLOAD]().count()
 
     @app.agent(source)
     async def add(stream):
         async for value in stream:
             windows.add(stream.event.key, value)
 
-    @app.agent(windows.emit_final(), to=output)
     async def report(closed):
         async for window in closed:
             yield {"start": window.start, "n": window.value}
+
+    async def report_session(closed):
+        async for session in closed:
+            yield {"start": session.start, "end": session.end, "n": session.value}
+
+    app.agent(windows.emit_final(), to=output)(report_session if WORKLOAD == "session" else report)
 
 elif WORKLOAD == "enrich":
     users = app.table("users", source=app.topic(os.environ["TABLE"], key=str, value=dict))
