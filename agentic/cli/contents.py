@@ -26,6 +26,7 @@ from agentic.cli.places import bounds_of, copies_by_task, opened, place_of, stat
 from agentic.cli.reading import between
 from agentic.core import versioned
 from agentic.core.metadata import decode
+from agentic.core.partitioning import partition_of
 from agentic.core.versioned import NOTHING_OBSERVED, Versions
 from agentic.runtime.replay import Replay, Replayed, SourceReplay, replay
 from agentic.runtime.state import number, observed, upto
@@ -51,6 +52,7 @@ class Row(NamedTuple):
         value: the codec's bytes; of a table with versions those of the latest, None where that is a tombstone.
         timestamp: of the last update, in ms.
         versions: all that are kept; None for a table without versions.
+        strays: it is in another partition than its key belongs to; see `Reading.placed`.
     """
 
     partition: int
@@ -58,6 +60,7 @@ class Row(NamedTuple):
     value: bytes | None
     timestamp: int
     versions: Versions | None = None
+    strays: bool = False
 
 
 def keys_of(table: Table[Any, Any]) -> KeyFormat:
@@ -172,6 +175,13 @@ class Reading:
         stored.update({n: store.scan(self._table.name, low, high) for n, store in scratch.items()})
         tails = {n: self._within(replays[n].take()) for n in usable}
         return self._merged(stored, tails, await self._clocks())
+
+    def placed(self, rows: Iterator[Row]) -> Iterator[Row]:
+        """Note of each row whether it strays."""
+        wire_of, partitions = self._layout.keys.to_wire, self.partitions
+        for row in rows:
+            home = partition_of(wire_of(row.stored_key), partitions)
+            yield row if home == row.partition else row._replace(strays=True)
 
     def close(self) -> None:
         """Let go of the copies."""

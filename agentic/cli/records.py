@@ -58,14 +58,12 @@ class Form:
 
     Attributes:
         needs_key: a record without a key is refused, as in a changelog.
-        placed_by_key: a record goes to the partition of its key, whatever its line says.
     """
 
     topic: str
     key: Codec[Any]
     value: Codec[Any]
     needs_key: bool = False
-    placed_by_key: bool = False
 
     @classmethod
     def of(cls, topic: str, app: App | None) -> Form:
@@ -95,7 +93,7 @@ def read_line(line: bytes, form: Form) -> Record:
             _from_json(form.value, parsed.value),
             None if parsed.timestamp is None else timestamp_ms(parsed.timestamp),
             _wire(parsed.headers),
-            -1 if parsed.partition is None or form.placed_by_key else _partition(parsed.partition),
+            -1 if parsed.partition is None else _partition(parsed.partition),
         )
     except (ValueError, TypeError, CodecError) as error:
         raise ConfigurationError(str(error)) from error

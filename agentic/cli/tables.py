@@ -90,10 +90,9 @@ def get(name: str, key: str) -> None:
         _get_windows(table, wire)
         return
     stored = keys_of(table).from_wire(wire)
-    found = 0
-    for row in _present(_rows(table, stored, stored + b"\0", wire)):
+    found = _rows_of(table, stored, stored + b"\0", wire)
+    for row in found:
         click.echo(shown(table.value, row.value))
-        found += 1
     if not found:
         raise ConfigurationError(f"table {name!r} has no row of key {shown(table.key, wire).decode()}")
 
@@ -103,7 +102,7 @@ def _get_windows(table: WindowedTable[Any, Any], wire: bytes) -> None:
 
     reader = Reader(table)
     low, high = reader.range_of(wire)
-    found = [row for row in _rows(table, low, high, wire) if reader.is_of(row, wire)]
+    found = [row for row in _rows_of(table, low, high, wire) if reader.is_of(row, wire)]
     if not found:
         raise ConfigurationError(f"table {table.name!r} has no window of key {shown(table.key, wire).decode()}")
     for row in reversed(found):
@@ -130,7 +129,7 @@ def ls(name: str, prefix: str | None, limit: int | None, jsonl: bool) -> None:
     if prefix is not None:
         low = _beginning(table, prefix)
         high = prefix_end(low)
-    _show(table, islice(_present(_rows(table, low, high)), limit), jsonl=jsonl)
+    _show(table, islice(_present(_rows(table, low, high, placed=jsonl)), limit), jsonl=jsonl)
 
 
 @tables.command()
@@ -139,15 +138,15 @@ def ls(name: str, prefix: str | None, limit: int | None, jsonl: bool) -> None:
 def dump(name: str, local: bool) -> None:
     """Write all rows as lines of JSON.
 
-    They are {"key": …, "value": …, "timestamp": …}, as 'tables load' reads them. Of a table with
-    versions each has a line, the oldest of a key first, null where it was deleted. Of one with
-    windows each has a line, with "start" and "end" in ms. With --local the rows of a table can be
-    saved whose changelog was lost.
+    They are {"key": …, "value": …, "timestamp": …}, as 'tables load' reads them; where its key does
+    not say in which partition a row is, "partition" does. Of a table with versions each has a line,
+    the oldest of a key first, null where it was deleted. Of one with windows each has a line, with
+    "start" and "end" in ms. With --local the rows of a table can be saved whose changelog was lost.
     """
     from agentic.cli.places import table_of
 
     table = table_of(current().app(), name)
-    _show(table, _versions(_rows(table, b"", None, local=local)), jsonl=True)
+    _show(table, _versions(_rows(table, b"", None, local=local, placed=True)), jsonl=True)
 
 
 @tables.command()
@@ -183,7 +182,7 @@ def load(name: str, file: str) -> None:
         )
     if changelog is None:
         raise ConfigurationError(f"table {name!r} is declared with changelog=False: nothing could restore its rows")
-    form = Form(changelog, table.key, table.value, needs_key=True, placed_by_key=table.check_keys)
+    form = Form(changelog, table.key, table.value, needs_key=True)
 
     async def into_changelog(broker: Broker) -> None:
         await check_stopped(app, broker, "loading")
@@ -199,13 +198,33 @@ def load(name: str, file: str) -> None:
     current().with_broker(into_changelog)
 
 
+def _rows_of(table: Table[Any, Any], low: bytes, high: bytes | None, wire: bytes) -> list[Any]:
+    """Return the rows between two stored keys that a key has.
+
+    They are in the partition that the key belongs to, or in any other: an event's own key is taken where its event is,
+    and who sent that may have had another partitioner, or have written the key otherwise.
+    """
+    from agentic.cli.places import filled_by
+
+    if table.check_keys and filled_by(table) is None and (found := list(_present(_rows(table, low, high, wire)))):
+        return found
+    return list(_present(_rows(table, low, high)))
+
+
 def _rows(
-    table: Table[Any, Any], low: bytes, high: bytes | None, key: bytes | None = None, *, local: bool = False
+    table: Table[Any, Any],
+    low: bytes,
+    high: bytes | None,
+    key: bytes | None = None,
+    *,
+    local: bool = False,
+    placed: bool = False,
 ) -> Iterator[Any]:
     """Yield the rows between two stored keys; with the wire bytes of a key only from the partition it belongs to.
 
     Args:
         local: leave the changelog alone.
+        placed: note which rows are not where their key belongs, if it is not for a topic to say.
     """
     from agentic.cli.contents import Reading, Row
     from agentic.cli.places import filled_by
@@ -217,15 +236,14 @@ def _rows(
         # What a table keeps beside its rows is below them.
         low_row = max(low, reading.first)
         partitions = range(reading.partitions)
-        # Whoever fills a topic may have put a key into any of its partitions.
-        if key is not None and table.check_keys and filled_by(table) is None:
+        if key is not None:
             partitions = range(at := partition_of(key, reading.partitions), at + 1)
         return reading, await reading.rows(low_row, high, partitions)
 
     # The broker is not needed for longer: what comes of it is on the disk or in memory.
     reading, rows = current().with_broker(read)
     with closing(reading):
-        yield from _there(table, rows)
+        yield from _there(table, reading.placed(rows) if placed and filled_by(table) is None else rows)
 
 
 def _there(table: Table[Any, Any], rows: Iterator[Any]) -> Iterator[Any]:
@@ -278,7 +296,7 @@ def _lines(table: Table[Any, Any], rows: Iterator[Any], jsonl: bool) -> Iterator
         key, value = shown(table.key, keys.to_wire(row.stored_key)), shown(table.value, row.value)
         if not jsonl:
             yield b"%s  %s  %s\n" % (clock_time(row.timestamp).encode(), key, value)
-        elif table.check_keys:
+        elif table.check_keys and not row.strays:
             yield b'{"key":%s,"value":%s,"timestamp":%d}\n' % (key, value, row.timestamp)
         else:
             # From such a key its partition does not follow.

@@ -87,6 +87,12 @@ def test_a_key_without_a_row_is_an_error(counted: Shell) -> None:
     assert result.stderr.splitlines()[-1] == "Error: table 'totals' has no row of key \"z\""
 
 
+def test_a_row_that_another_partitioner_has_placed_is_found(app: Shell) -> None:
+    app.ok("send", "letters", "a", "--key", "a", "--partition", 1)
+    run(app)
+    assert app.ok("tables", "get", "totals", "a") == "1\n"
+
+
 def test_an_unknown_table_names_the_nearest(app: Shell) -> None:
     for command in (["get", "total", "a"], ["ls", "total"], ["dump", "total"], ["load", "total", "app.py"]):
         assert app.error("tables", *command) == "app 'counting' has no table 'total'; did you mean 'totals'?"

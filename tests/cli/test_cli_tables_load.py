@@ -41,6 +41,22 @@ def test_rows_whose_partition_does_not_follow_from_the_key_stay_in_theirs(app: S
     assert app.ok("tables", "get", "cells", '["king", 2]') == '{"at":7}\n'
 
 
+def test_rows_that_another_partitioner_has_placed_are_found_and_stay_in_theirs(app: Shell) -> None:
+    lines = [{"key": key, "value": key, "timestamp": 7, "partition": n % 2} for n, key in enumerate("aabb")]
+    app.ok("send", "letters", "--jsonl", "-", stdin="\n".join(map(json.dumps, lines)))
+    run(app)
+    dumped = app.ok("tables", "dump", "totals")
+    assert [(row["key"], row.get("partition")) for row in map(json.loads, dumped.splitlines())] == [
+        ("a", None),
+        ("a", 1),
+        ("b", None),
+        ("b", 1),
+    ], "what is not where its key belongs says so"
+    app.ok("reset", "--yes")
+    app.ok("tables", "load", "totals", "-", stdin=dumped)
+    assert app.ok("tables", "dump", "totals") == dumped
+
+
 def test_one_row_is_spoken_of_as_one(app: Shell) -> None:
     assert app.ok("tables", "load", "totals", "-", stdin='{"key": "a", "value": 1}') == "loaded 1 row into totals\n"
 
