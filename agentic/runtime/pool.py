@@ -129,32 +129,32 @@ class Pool(Stationed):
         self._look()
 
     def drop_roots(self) -> None:
+        self.leave(self._drop_roots)
+
+    def _drop_roots(self) -> None:
         self._inbox.clear()
         self._abandon(lambda station: station.state is not State.EXECUTING and not _is_child(station.event))
 
     def close(self) -> None:
         self.closing = True
-        self._inbox.clear()
-        self._children.clear()
-        self._abandon(lambda station: station.state is not State.EXECUTING)
-        self._disarm()
+        self.leave(self._drop_waiting)
         for lane in list(self._lanes):
             lane.closing = True
             if lane.waiter is not None and not lane.waiter.done():
                 lane.waiter.set_result(None)
+        # The alarm stands: what is under way may finish, and has no more time for it than ever.
+
+    def _drop_waiting(self) -> None:
+        self._inbox.clear()
+        self._children.clear()
+        self._abandon(lambda station: station.state is not State.EXECUTING)
 
     def abandon(self) -> None:
-        self._abandon(lambda station: True)
+        self.leave(lambda: self._abandon(lambda station: True))
+        self._disarm()
         for lane in (*self._lanes, *self._void):
             lane.closing = True
             lane.abandon()
-
-    def _abandon(self, only: Any) -> None:
-        circuit = None if self._brakes is None else self._brakes.circuit
-        for station in self.stations.abandon(only):
-            if circuit is not None and station.holder is not None:
-                circuit.abandoned(station.started_at)
-            self._let_time_go(station)
 
     @property
     def runs(self) -> list[asyncio.Task[None]]:
@@ -234,11 +234,14 @@ class Pool(Stationed):
         self._equip(lane, own=True)
         name = f"agent {self.agent.name} of task {self.place.task}"
         self._lanes[lane] = run = asyncio.create_task(self._run(lane), name=name)
-        run.add_done_callback(lambda _: self._ended(lane))
+        run.add_done_callback(lambda run: self._ended(lane, run))
 
-    def _ended(self, lane: Lane[Any]) -> None:
+    def _ended(self, lane: Lane[Any], run: asyncio.Task[None]) -> None:
+        failure = self.broken(run, lane.current())
         if self._lanes.pop(lane, None) is not None:
             self._sent_by_ended += lane.sent
+            if failure is not None:
+                self._stop(failure)
         self._void.pop(lane, None)
         self.place.drained(self)
 
@@ -447,6 +450,7 @@ class Pool(Stationed):
             if event is None:
                 self._arm_for_due(now)
                 return False
+            self.handed += 1
             if self._issue_next(event, now):
                 return True
         return False
@@ -516,10 +520,7 @@ class Pool(Stationed):
             if all(predicate(event.value) for predicate in predicates):
                 return True
         except Exception as error:  # noqa: BLE001 - a user's predicate may raise anything; the event failed by it
-            station = self.stations.issue(event, None, event.origin, now)
-            begun = self.stations.begin(now, lambda each: each is event)
-            assert begun is station, "nobody waits in its lane"
-            self._judge([station], error)
+            self._refused(event, error, now)
             return False
         if self.answers is not None:
             replies = self.answers.unanswered(event)
@@ -557,6 +558,7 @@ class Pool(Stationed):
         if lane.putting is not None:
             putting = lane.putting
             lane.let_go()
+            self._undecided(stations)
             self._put_off(stations, putting)
             return
         if self._in_order:
@@ -621,7 +623,7 @@ class Pool(Stationed):
 
     def _arm(self, when: float) -> None:
         """Look round at `when` by the loop's clock, or earlier."""
-        if when >= self._alarm_at or self.closing:
+        if when >= self._alarm_at:
             return
         if self._alarm is not None:
             self._alarm.cancel()
@@ -637,12 +639,14 @@ class Pool(Stationed):
     def _look(self) -> None:
         """See what has become due: time-outs, events that back off, are put off, or keep the commit back."""
         self._disarm()
-        if self.closing or self._failed or not self._started:
+        if self._failed or not self._started:
             return
+        if self.closing and any(run.cancelling() for run in self._lanes.values()):
+            return  # all are being ended, and nothing of theirs counts
         now = self._loop.time()
         self._end_late(now)
         self._unpin(now)
-        if self._failed:
+        if self._failed or self.closing:
             return
         self.stations.wake(now)
         if (due_at := self.stations.due_at) is not None:
