@@ -162,7 +162,12 @@ def _seed_of_right(found: Sequence[Row], timestamp: int) -> Row | None:
 
 
 def _has_start(found: Sequence[Row], start: int) -> bool:
-    return any(row.start == start for row in found)
+    """Does a window of those found start at a time? It is looked for from the last one, near which it mostly is."""
+    row: Row
+    for row in reversed(found):
+        if row.start <= start:
+            return row.start == start
+    return False
 
 
 def _unshared(row: Row) -> Row:
