@@ -13,6 +13,7 @@ from agentic.metrics import Metrics
 from agentic.runtime.instance import Instance
 from agentic.runtime.letters import Policy
 from agentic.runtime.outbox import Outbox
+from agentic.runtime.partition import fresh_value
 from agentic.runtime.tables import TableView
 from agentic.state.buffer import Row
 from agentic.stream import Event
@@ -100,6 +101,8 @@ class Lane(Instance[T]):
                 await asyncio.sleep(0)
         while not pool.begin(self):
             if self.closing:
+                # An agent that begins its loop anew, again and again, is to be reached by its cancellation.
+                await asyncio.sleep(0)
                 raise StopAsyncIteration
             await pool.rest(self)
         return self.event.value  # type: ignore[no-any-return]
@@ -114,6 +117,9 @@ class Lane(Instance[T]):
 
     def hold(self, station: Station[Event]) -> None:
         """Have one event more in hand."""
+        if station.attempt > 1:
+            # The attempt before may have changed it in place, and may still do so in a thread that can't be stopped.
+            station.event.value = fresh_value(station.event)
         if self.working_on is not None:
             self._also.append(self.working_on)
         self.stations.append(station)
@@ -142,12 +148,13 @@ class Lane(Instance[T]):
         block_key: bool = True,
         hold: Literal["event"] | None = "event",
     ) -> None:
-        event = self.event
+        events = self.current() or [self.event]
         if self._pool.deferrals is None:
             super().defer(after)
         if hold not in ("event", None):
             raise ValueError(f'defer(hold={hold!r}): it is "event" or None')
-        self._pool.check_deferrable(event)
+        for event in events:
+            self._pool.check_deferrable(event)
         self.putting = Putting(seconds(after), reason, block_key, hold)
 
     def abandon(self) -> None:

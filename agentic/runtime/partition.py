@@ -31,6 +31,9 @@ log = logging.getLogger("agentic.worker")
 
 Column = Sequence[bytes | None]
 
+#: Types whose values can't be changed in place.
+_LASTING = frozenset((str, bytes, int, float, bool))
+
 
 class Reader:
     """A partition as one of several agents reads it: the origin of that agent's own events."""
@@ -147,7 +150,8 @@ class SourcePartition:
     def share_out(self, events: Sequence[Event]) -> dict[str, Sequence[Event]]:
         """Return events of the buffer as each agent gets them: objects of its own, without those it has finished.
 
-        The events given are of no use any more: an agent has them.
+        Their values are its own, too: what one agent changes in place is not the others' concern. The events given
+        are of no use any more: an agent has them.
         """
         if not self._readers:
             return dict.fromkeys(self._ledgers, events)
@@ -158,7 +162,7 @@ class SourcePartition:
             shares[agent] = [
                 Event(
                     event.key,
-                    event.value,
+                    fresh_value(event),
                     event.timestamp,
                     event.offset,
                     reader,
@@ -294,6 +298,16 @@ class SourcePartition:
         self._metrics.counter("dropped", reason="undecodable").add()
         log.warning("%s: %s: %s", "dead-lettered" if policy == "dead_letter" else "skipped", where, reason)
         return True
+
+
+def fresh_value(event: Event) -> Any:
+    """Return an event's value as it came, whatever an agent has done to it in place.
+
+    Of a change of a table there are no bytes to read it from again: it stays as it is.
+    """
+    if event.value.__class__ in _LASTING or event.raw_value is None:
+        return event.value
+    return event.origin.topic.value.decode(event.raw_value)
 
 
 def name_of_event(topic: Topic[Any, Any], partition: int, offset: int) -> str:

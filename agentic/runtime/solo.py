@@ -15,6 +15,7 @@ from agentic.runtime.crew import Crew, Place, at
 from agentic.runtime.gate import Gate
 from agentic.runtime.instance import ApplyFailed, Outdated
 from agentic.runtime.letters import Policy
+from agentic.runtime.partition import fresh_value
 from agentic.runtime.slot import Slot, WatchingSlot
 from agentic.runtime.watch import Hindrance
 from agentic.stream import Event
@@ -50,6 +51,12 @@ class Solo(Crew):
             self.slot.timed = self.timed
             self.slot.begin()
         self._run = asyncio.create_task(self._work(), name=f"agent {self.agent.name} of task {self.place.task}")
+        self._run.add_done_callback(self._ended)
+
+    def _ended(self, run: asyncio.Task[None]) -> None:
+        failure = self.broken(run, self.slot.current())
+        if failure is not None:
+            self.place.fail(failure)
 
     @property
     def runs(self) -> list[asyncio.Task[None]]:
@@ -72,14 +79,14 @@ class Solo(Crew):
 
     def drop_roots(self) -> None:
         if isinstance(self.slot, WatchingSlot):
-            self.slot.drop_roots()
+            self.leave(self.slot.drop_roots)
 
     def close(self) -> None:
         self.closing = True
-        self.slot.close()
+        self.leave(self.slot.close)
 
     def abandon(self) -> None:
-        self.slot.abandon()
+        self.leave(self.slot.abandon)
 
     @property
     def pending(self) -> int:
@@ -120,6 +127,8 @@ class Solo(Crew):
             except Outdated as error:
                 # As if it had not been begun; a new instance begins it, so that what the agent has read is new.
                 log.debug("done again, what it had read was written meanwhile: %s", error)
+                for event in slot.current():
+                    event.value = fresh_value(event)
                 slot.begin_again()
                 place.metrics.counter("redone", agent=name).add()
             except ApplyFailed as error:

@@ -264,6 +264,25 @@ def test_an_event_that_fails_meets_what_is_declared(failure: Failure, policy: st
 # -- failing for a while --------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_an_event_that_is_tried_again_comes_as_it_came(concurrency: int) -> None:
+    app = App("again", topic_partitions=1)
+    orders = app.topic("orders", key=str, value=dict)
+    seen: list[int] = []
+
+    @app.agent(orders, concurrency=concurrency, retry=RETRY)
+    async def take(stream: Stream[dict[str, int]]) -> None:
+        async for order in stream:
+            seen.append(order.pop("amount"))
+            if stream.attempt < 3:
+                raise ValueError("not yet")
+
+    with TestDriver(app) as driver:
+        driver.send(orders, {"amount": 7}, key="a")
+        driver.advance(LONG)
+        assert seen == [7, 7, 7]
+
+
 @EACH_RUN
 def test_an_event_that_succeeds_at_last_has_its_effects_once(concurrency: int, emit: Any, delivery: Any) -> None:
     declared, failure = POLICIES["the agent's topic"], FAILURES[0]

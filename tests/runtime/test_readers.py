@@ -92,6 +92,26 @@ def restart_as(driver: TestDriver, pair: Pair) -> None:
     driver.crash()
 
 
+def test_each_agent_has_values_of_its_own() -> None:
+    app = App("own", topic_partitions=1)
+    orders = app.topic("orders", key=str, value=dict)
+    seen: list[dict[str, int]] = []
+
+    @app.agent(orders)
+    async def spoil(stream: Stream[dict[str, int]]) -> None:
+        async for order in stream:
+            del order["amount"]
+
+    @app.agent(orders)
+    async def look(stream: Stream[dict[str, int]]) -> None:
+        async for order in stream:
+            seen.append(order)
+
+    with TestDriver(app) as driver:
+        driver.send(orders, {"amount": 1}, key="a")
+        assert seen == [{"amount": 1}]
+
+
 # -- exactly once ---------------------------------------------------------------------------------
 
 

@@ -661,6 +661,30 @@ def test_no_update_is_lost_when_another_agent_writes_the_row_meanwhile(delivery:
         assert driver.table(totals) == {"k": 105}
 
 
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_an_event_that_is_done_again_for_what_another_agent_wrote_comes_as_it_came(concurrency: int) -> None:
+    app = App("again", topic_partitions=1)
+    orders = app.topic("orders", key=str, value=dict)
+    totals = app.table("totals", key=str, value=int, default=int)
+
+    @app.agent(orders, concurrency=concurrency)
+    async def slow(stream: Stream[dict[str, int]]) -> None:
+        async for order in stream:
+            before = totals["a"]
+            await asyncio.sleep(1)
+            totals["a"] = before + order.pop("amount")
+
+    @app.agent(orders)
+    async def quick(stream: Stream[dict[str, int]]) -> None:
+        async for order in stream:
+            totals["a"] += order.pop("amount")
+
+    with TestDriver(app) as driver:
+        driver.send(orders, {"amount": 1}, key="a")
+        driver.advance(timedelta(seconds=5))
+        assert driver.table(totals) == {"a": 2}
+
+
 def test_an_event_that_only_read_what_another_agent_writes_is_done_once() -> None:
     app = App("reading", topic_partitions=1)
     asks, writes = app.topic("asks", key=str, value=int), app.topic("writes", key=str, value=int)
