@@ -126,5 +126,9 @@ def words(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         # Let through, it would end the process at once: no commit, and no word of who it was.
         return f"it called sys.exit({'' if error.code is None else repr(error.code)}); to stop a worker send it SIGTERM"
-    text = str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception as unsaid:  # noqa: BLE001 - a user's class may raise anything there; the message is told all the same
+        return f"{name} (its __str__ raised {type(unsaid).__name__})"
+    return f"{name}: {text}" if text else name

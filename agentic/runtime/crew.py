@@ -13,7 +13,7 @@ from agentic.brokers.base import TopicPartition
 from agentic.core.breaker import Circuit
 from agentic.core.clock import Clock
 from agentic.core.rate import TokenBucket
-from agentic.errors import AgentFailed, AgenticError
+from agentic.errors import AgentFailed, AgenticError, words
 from agentic.metrics import Metrics
 from agentic.runtime.answers import Answers
 from agentic.runtime.gate import Gate
@@ -102,7 +102,7 @@ class Crew(ABC):
 
     Attributes:
         agent: whose function runs.
-        handed: events handed over so far.
+        handed: events handed over so far, without those that were put off or left to their next owner.
         answers: what those are told who ask the agent; None where it answers nobody.
         runs: what runs the agent's function, in tasks of the loop.
     """
@@ -195,6 +195,25 @@ class Crew(ABC):
     def done(self) -> int:
         """Events completed so far."""
         return self.handed - self.pending
+
+    def leave(self, drop: Callable[[], None]) -> None:
+        """Leave what is dropped to its next owner: it is not done here."""
+        before = self.pending
+        drop()
+        self.handed -= before - self.pending
+
+    def broken(self, run: asyncio.Task[None], events: list[Event]) -> AgenticError | None:
+        """Return what to say of a run that was ended by what no policy is for, as no `Exception` is; else None.
+
+        Args:
+            events: what it had in hand.
+        """
+        error = None if run.cancelled() else run.exception()
+        if error is None:
+            return None
+        failure = AgentFailed(f"agent {self.agent.name!r} failed{at(events)}: {words(error)}")
+        failure.__cause__ = error
+        return failure
 
     def ended_early(self, where: str) -> AgenticError:
         """Return what to say of an agent whose function returned."""

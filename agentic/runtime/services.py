@@ -184,7 +184,9 @@ class TasksService(Part):
             if self._ending:
                 raise
             self.fail(TaskFailed(f"{name} was cancelled from within"))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's task may raise anything; we stop for it
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - a user's task may raise anything; we stop for it
             failure = TaskFailed(f"{name} failed: {words(error)}")
             failure.__cause__ = error
             self.fail(failure)

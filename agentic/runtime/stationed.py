@@ -10,12 +10,12 @@ import logging
 import random
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from agentic.agent import Agent
 from agentic.core.adaptive import Adaptive
-from agentic.core.retry import Verdict, judge
+from agentic.core.retry import Retry, Verdict, judge
 from agentic.core.stations import State, Station, Stations
 from agentic.core.times import seconds
 from agentic.errors import AgentFailed, AgenticError, AttemptTimeout, words
@@ -29,6 +29,9 @@ from agentic.runtime.letters import Policy
 from agentic.stream import Event
 
 log = logging.getLogger("agentic.worker")
+
+#: What fails by this fails for good.
+ONCE = Retry(attempts=1)
 
 
 class Stationed(Crew):
@@ -107,6 +110,13 @@ class Stationed(Crew):
         if self._execution.max_in_flight_bytes is not None:
             self._bytes -= len(station.event.raw_value or b"")
 
+    def _undecided(self, stations: Sequence[Station[Event]]) -> None:
+        """Attempts have ended, and nobody knows whether they would have succeeded."""
+        circuit = None if self._brakes is None else self._brakes.circuit
+        if circuit is not None:
+            for station in stations:
+                circuit.abandoned(station.started_at)
+
     def _apply_in_turn(self, station: Station[Event]) -> None:
         """Apply what is done and has nothing unfinished before it."""
         # While one is applied, and parks what stands behind it, others may come to their turn.
@@ -138,6 +148,7 @@ class Stationed(Crew):
                         return
                     for other in together:
                         other.work = NOTHING
+                        other.failures += 1
                     for other in together:
                         self._exhausted(other, error, Verdict.EXHAUSTED, None)
                     return
@@ -173,7 +184,7 @@ class Stationed(Crew):
         key = station.event.raw_key
         if key is None:
             return
-        if self._depth is not None and station.event.origin.__class__ is not Parked:
+        if self._depth is not None and _is_plain(station.event):
             self._depth[key] -= 1
             if not self._depth[key]:
                 del self._depth[key]
@@ -195,8 +206,7 @@ class Stationed(Crew):
     def _belongs_behind(self, event: Event) -> bool:
         """Does an event of its key that was put off hold an event back?"""
         assert self.deferrals is not None, "asked only then"
-        plain = not isinstance(event.origin, Parked | Inward)
-        if not plain or event.raw_key is None or self.deferrals.comes_before(event, event.raw_key):
+        if not _is_plain(event) or event.raw_key is None or self.deferrals.comes_before(event, event.raw_key):
             return False
         return self.deferrals.holds_back(event.raw_key)
 
@@ -213,6 +223,7 @@ class Stationed(Crew):
             # The ones behind go back first, so that they are there when the one before them is over.
             self._free(station)
             if station.follows:
+                self._undecided([station])
                 self.stations.again(station, station.attempt)
         for station in stations:
             if station.state is not State.EXECUTING:
@@ -249,6 +260,19 @@ class Stationed(Crew):
             self._exhausted(station, error, verdict, failure)
             if self._failed:
                 return
+
+    def _refused(self, event: Event, error: BaseException, now: float) -> None:
+        """A predicate raised: the event has failed, and for good, since the agent does not see what none has passed."""
+        station = self.stations.issue(event, None, event.origin, now)
+        begun = self.stations.begin(now, lambda each: each is event)
+        assert begun is station, "nobody waits in its lane"
+        self.stations.finish(station, station.attempt)
+        if self._depth is not None and event.raw_key is not None and _is_plain(event):
+            self._depth[event.raw_key] += 1
+        station.failure = error
+        station.failures += 1
+        verdict, _ = judge(error, attempt=1, elapsed=0.0, retry=ONCE, uniform=random.random)
+        self._exhausted(station, error, verdict, None)
 
     def _exhausted(
         self, station: Station[Event], error: BaseException, verdict: Verdict, failure: AgentFailed | None
@@ -327,6 +351,7 @@ class Stationed(Crew):
 
     def _again(self, stations: Sequence[Station[Event]]) -> None:
         """Do events again as if they had not been begun."""
+        self._undecided(stations)
         for station in reversed(stations):
             self._free(station)
             self.stations.again(station, station.attempt)
@@ -366,6 +391,7 @@ class Stationed(Crew):
         now, started = self.place.now(), station.first_started_at
         since = now if started is None else now - round((self._loop.time() - started) * 1000)
         self.deferrals.put(station.event, putting, station.failures, now, since)
+        self.handed -= 1
         self.place.dirty()
         self.place.metrics.counter("deferred", agent=self.agent.name).add()
 
@@ -384,4 +410,19 @@ class Stationed(Crew):
         """Let an event wait behind those of its key, in the table."""
         assert self.deferrals is not None, "asked before"
         self.deferrals.follow(event, from_station=from_station)
+        self.handed -= 1
         event.origin.retire(event.offset)
+
+    # -- leaving ------------------------------------------------------------------------------
+
+    def _abandon(self, only: Callable[[Station[Event]], bool]) -> None:
+        """Leave stations to the next owner, with all that stand behind them."""
+        left = self.stations.abandon(only)
+        self._undecided([station for station in left if station.holder is not None])
+        for station in left:
+            self._let_time_go(station)
+
+
+def _is_plain(event: Event) -> bool:
+    """Has a record of a partition brought it, just now?"""
+    return not isinstance(event.origin, Parked | Inward)
