@@ -13,6 +13,7 @@ from agentic.metrics import Metrics
 from agentic.runtime.instance import Instance
 from agentic.runtime.letters import Policy
 from agentic.runtime.outbox import Outbox
+from agentic.runtime.partition import fresh_value
 from agentic.runtime.tables import TableView
 from agentic.state.buffer import Row
 from agentic.stream import Event
@@ -116,6 +117,9 @@ class Lane(Instance[T]):
 
     def hold(self, station: Station[Event]) -> None:
         """Have one event more in hand."""
+        if station.attempt > 1:
+            # The attempt before may have changed it in place, and may still do so in a thread that can't be stopped.
+            station.event.value = fresh_value(station.event)
         if self.working_on is not None:
             self._also.append(self.working_on)
         self.stations.append(station)

@@ -15,6 +15,7 @@ from agentic.runtime.crew import Crew, Place, at
 from agentic.runtime.gate import Gate
 from agentic.runtime.instance import ApplyFailed, Outdated
 from agentic.runtime.letters import Policy
+from agentic.runtime.partition import fresh_value
 from agentic.runtime.slot import Slot, WatchingSlot
 from agentic.runtime.watch import Hindrance
 from agentic.stream import Event
@@ -126,6 +127,8 @@ class Solo(Crew):
             except Outdated as error:
                 # As if it had not been begun; a new instance begins it, so that what the agent has read is new.
                 log.debug("done again, what it had read was written meanwhile: %s", error)
+                for event in slot.current():
+                    event.value = fresh_value(event)
                 slot.begin_again()
                 place.metrics.counter("redone", agent=name).add()
             except ApplyFailed as error:
