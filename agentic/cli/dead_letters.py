@@ -115,6 +115,8 @@ def ls(topic: str | None, agent: str | None, error: str | None, since: int | Non
     letters.check()
     if letters.others:
         click.echo(f"{topic} has {many(letters.others, 'record')} beside, no dead letters", err=True)
+    elif not letters.found:
+        click.echo(f"{topic} has no dead letters", err=True)
 
 
 def _list(app: App) -> None:

@@ -56,9 +56,16 @@ def ls(agent: str | None) -> None:
         raise ConfigurationError(
             f"app {app.name!r} has no agent {agent!r} that puts events off; {nearest(agent, list(there))}"
         )
+    if not there:
+        click.echo(f"no agent of app {app.name!r} puts events off", err=True)
+        return
+    found = False
     for each in [there[agent]] if agent is not None else there.values():
         for row in _rows(app, each):
             click.echo(_line(app, row))
+            found = True
+    if not found:
+        click.echo("nothing is put off", err=True)
 
 
 def _rows(app: App, agent: Agent) -> Iterator[Row]:

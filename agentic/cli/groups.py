@@ -35,7 +35,12 @@ def _list() -> None:
             rows.append((name, len(group.members), sum(lag for _, _, _, lag in _lags(group, ends))))
         return rows
 
-    show_table(("group", "members", "lag"), current().with_broker(read), numbers=("members", "lag"))
+    choice = current()
+    rows = choice.with_broker(read)
+    if not rows:
+        click.echo(f"{choice.settings().broker} knows no groups", err=True)
+        return
+    show_table(("group", "members", "lag"), rows, numbers=("members", "lag"))
 
 
 @groups.command()

@@ -172,9 +172,11 @@ def tables(app: App, footer: str, restored: Sequence[Restoring] = ()) -> Group:
 
 
 def folded(line: str, width: int) -> str:
-    """Break a line behind the commas between its parts: a name and its number stay together."""
+    """Break a line behind the commas and semicolons between its parts: a name and its number stay together."""
     # textwrap breaks at no no-break space.
-    whole = line.replace(" ", "\N{NO-BREAK SPACE}").replace(",\N{NO-BREAK SPACE}", ", ")
+    whole = line.replace(" ", "\N{NO-BREAK SPACE}")
+    for between in (",", ";"):
+        whole = whole.replace(f"{between}\N{NO-BREAK SPACE}", f"{between} ")
     return textwrap.fill(whole, width, break_on_hyphens=False).replace("\N{NO-BREAK SPACE}", " ")
 
 
@@ -193,6 +195,7 @@ def final_line(metrics: Metrics, seconds: float) -> str:
     events_in, events_out = metrics.total("events_in"), metrics.total("events_out")
     line = f"{events_in:,.0f} event{'' if events_in == 1 else 's'} in, {events_out:,.0f} out, in {seconds:.1f} s"
     if seconds > 0 and events_in:
-        line += f" ({events_in / seconds:,.0f} events/s)"
+        rate = events_in / seconds
+        line += f" ({rate:,.{0 if rate >= 10 else 1}f} events/s)"
     dropped = _dropped(metrics)
     return line + (f"; dropped: {_reasons(dropped)}" if dropped else "")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from itertools import chain, islice, repeat
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 import click
 import msgspec
@@ -56,9 +56,9 @@ def list_tables() -> None:
     """List the tables.
 
     A line for each copy of a task's rows that this machine has. Behind is how many offsets the
-    changelog is ahead of the copy. Bytes are those of the pages that the rows take on the disk. In
-    use means that a worker has the copy; standby, that it keeps it for the case that the owner of
-    the task dies.
+    changelog is ahead of the copy; on Kafka the end of a transaction takes one. Bytes are those of
+    the pages that the rows take on the disk. In use means that a worker has the copy; standby, that
+    it keeps it for the case that the owner of the task dies.
     """
     _list()
 
@@ -68,6 +68,9 @@ def _list() -> None:
     from agentic.cli.output import show_table
 
     app = current().app()
+    if not app.tables:
+        click.echo(f"app {app.name!r} declares no tables", err=True)
+        return
     show_table(COLUMNS, current().with_broker(lambda broker: copies_of(app, broker, _say)), numbers=NUMBERS)
 
 
@@ -313,9 +316,10 @@ def _beginning(table: Table[Any, Any], text: str) -> bytes:
     try:
         if declared in (None, bytes):
             prefix = text.encode()
-        elif declared is not str:
+        elif get_origin(declared) is tuple:
             parts = msgspec.json.decode(text, type=list[msgspec.Raw])
-            types = getattr(declared, "__args__", ())[: len(parts)]
+            # One part more than there are types is a wrong prefix, too.
+            types = chain(get_args(declared), repeat(Any))
             prefix = tuple(msgspec.json.decode(part, type=type_) for part, type_ in zip(parts, types))
         return keys_of(table).encode_prefix(prefix)
     except (TypeError, ValueError, CodecError) as error:

@@ -61,7 +61,11 @@ def _list(every: bool) -> None:
             rows.append((name, info.partitions, sum(end - start for start, end in info.offsets.values())))
         return rows + [(name, "missing", "") for name in (app.topics if app else ()) if name not in known]
 
-    show_table(("topic", "partitions", "offsets"), choice.with_broker(read), numbers=("partitions", "offsets"))
+    rows = choice.with_broker(read)
+    if not rows:
+        click.echo(f"{choice.settings().broker} has no topics", err=True)
+        return
+    show_table(("topic", "partitions", "offsets"), rows, numbers=("partitions", "offsets"))
 
 
 @topics.command()

@@ -16,7 +16,14 @@ from agentic.windows import WindowedTable
 @click.command(cls=base.Command)
 @click.argument("table", shell_complete=table_names)
 @click.argument("key", required=False)
-@click.option("--limit", type=click.IntRange(min=1), default=3, show_default=True, help="Open windows shown of a task.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=3,
+    show_default=True,
+    help="Open windows shown of a task.",
+)
 def why(table: str, key: str | None, limit: int) -> None:
     """Say what the open windows of TABLE wait for, task by task.
 

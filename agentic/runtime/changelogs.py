@@ -9,7 +9,7 @@ from typing import Any
 from agentic.agent import Agent
 from agentic.brokers.base import Broker, TopicSpec
 from agentic.core import versioned
-from agentic.errors import CoPartitionError, RecordTooLarge, StateMismatch, TopicExists, many
+from agentic.errors import CoPartitionError, RecordTooLarge, StateMismatch, TopicExists, many, named
 from agentic.runtime.groups import groups
 from agentic.runtime.state import TaskState
 from agentic.table import Table
@@ -131,6 +131,6 @@ async def ensure(agents: Sequence[Agent], counts: Mapping[str, int], broker: Bro
         try:
             await broker.create_topics(missing)
         except TopicExists:
-            log.info("another worker was first to make %s", ", ".join(spec.name for spec in missing))
+            log.info("another worker was first to make %s", named("changelog", [spec.name for spec in missing]))
         else:
-            log.info("made changelogs %s", ", ".join(spec.name for spec in missing))
+            log.info("made %s", named("changelog", [spec.name for spec in missing]))

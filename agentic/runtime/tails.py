@@ -102,9 +102,10 @@ async def begin(state: TaskState, changelog: Changelog) -> int:
     if at is not None and table.source is None and _of_another(state, changelog) and state.store.count(table.name):
         raise StateMismatch(
             f"table {table.name!r} of task {state.name!r}: its local store is of another changelog than "
-            f"{changelog.tp.topic!r} is now: that was deleted and made again, the app was reset from another machine, "
-            f"or this is another broker; to keep the store's rows, 'agentic tables dump {table.name} --local' saves "
-            "them and 'agentic tables load' writes them to the changelog; then --repair moves the store aside"
+            f"{changelog.tp.topic!r} is now: if this is another broker than before, give it another state_dir; if that "
+            "topic was deleted and made again, or the app was reset from another machine, "
+            f"'agentic tables dump {table.name} --local' saves the store's rows and 'agentic tables load' writes them "
+            "to the changelog; then --repair moves the store aside"
         )
     if at is not None and (why := _why_whole(state, at, changelog)):
         log.warning("table %s of task %s is restored whole: %s", table.name, state.name, why)

@@ -308,9 +308,14 @@ def test_the_final_line_says_what_a_run_has_done() -> None:
     assert final_line(metrics, 2.0) == "2,000 events in, 10 out, in 2.0 s (1,000 events/s)"
     metrics.counter("dropped", reason="filtered").add(1)
     assert final_line(metrics, 0.0) == "2,000 events in, 10 out, in 0.0 s; dropped: filtered 1"
+    assert folded(final_line(metrics, 2.0), 60).splitlines() == [
+        "2,000 events in, 10 out, in 2.0 s (1,000 events/s);",
+        "dropped: filtered 1",
+    ]
     one = Metrics()
     one.counter("events_in", topic="t", partition=0).add(1)
     assert final_line(one, 0.0) == "1 event in, 0 out, in 0.0 s"
+    assert final_line(one, 4.0) == "1 event in, 0 out, in 4.0 s (0.2 events/s)"
 
 
 def test_the_summary_is_logged_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
