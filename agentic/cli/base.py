@@ -21,6 +21,18 @@ class _Shared(click.Command):
         self.shared = [option for option in choice.options(root=self.root) if not taken & set(option.opts)]
         self.params = [*self.params, *self.shared]
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if not error.option_name[1:2].isdigit():
+                raise
+            raise click.UsageError(
+                f"{error.option_name!r} is read as an option: write '--' in front of a negative number, and options "
+                "before that",
+                ctx,
+            ) from None
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own = [param for param in self.get_params(ctx) if param not in self.shared]
         _section(ctx, formatter, "Options", own)

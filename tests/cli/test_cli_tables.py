@@ -130,6 +130,19 @@ def test_the_beginning_of_a_tuple_is_typed_as_json(app: Shell) -> None:
     assert "--prefix" in app.error("tables", "ls", "latest", "--prefix", "1", code=2)
 
 
+def test_a_prefix_that_no_key_can_have_is_refused(app: Shell) -> None:
+    assert "at most 2 parts" in app.error("tables", "ls", "cells", "--prefix", '["king", 1, 2]', code=2)
+    assert "JSON is malformed" in app.error("tables", "ls", "cells", "--prefix", "king", code=2)
+    assert "keys of type int have no beginning" in app.error("tables", "ls", "latest", "--prefix", "1", code=2)
+
+
+def test_a_negative_number_that_is_taken_for_an_option_says_the_way_out(app: Shell) -> None:
+    app.ok("send", "--key", -1, "prices", "--", -5)
+    run(app)
+    assert "write '--' in front" in app.error("tables", "get", "latest", -1, code=2)
+    assert app.ok("tables", "get", "latest", "--", -1) == "-5\n"
+
+
 def test_it_is_said_where_the_rows_come_from(counted: Shell) -> None:
     assert counted("tables", "dump", "totals").stderr == f"totals: partitions 0-1 from {STATE}\n"
     shutil.rmtree(STATE / "letters-1")
