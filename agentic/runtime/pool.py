@@ -208,8 +208,10 @@ class Pool(Stationed):
         if not tables:
             return
         lane.views = self.place.views(lane)
-        # An agent that reads changes beside topics may have two events of one key at work.
-        mixed = bool(self.agent.watched and self.agent.topics)
+        # Two events of one key may be at work where what a table gives comes beside topics; and by partition,
+        # where there are several of these.
+        inputs, topics = len(self.agent.inputs), len(self.agent.topics)
+        mixed = 0 < topics < inputs or (inputs > 1 and self._execution.order == "partition")
         lane.shares_tables = mixed or bool(self.place.shared.intersection(self.agent.used))
         for view in lane.views.values():
             view.shared = view.shared or mixed

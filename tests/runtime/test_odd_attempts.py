@@ -338,3 +338,58 @@ def test_what_is_left_to_the_next_owner_is_not_counted_as_done(way: dict[str, An
             driver.send(source, n, key="ann")
     (done,) = (each for each in app.metrics if isinstance(each, Counter) and each.name == "events_done")
     assert done.value == 1
+
+
+# -- two events of one key at a time ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("emit", ["completion", "offset"])
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_events_of_two_topics_that_are_each_in_order_by_partition_lose_no_update_of_a_row(
+    emit: Any, delivery: Any
+) -> None:
+    app = App("two", topic_partitions=1, delivery=delivery)
+    ups, downs = app.topic("ups", key=str, value=int), app.topic("downs", key=str, value=int)
+    totals = app.table("totals", key=str, value=int, default=int)
+
+    @app.agent(ups, downs, concurrency=4, order="partition", emit=emit)
+    async def add(stream: Stream[int]) -> None:
+        async for n in stream:
+            total = totals["all"]
+            await asyncio.sleep(1)
+            totals["all"] = total + n
+
+    with TestDriver(app) as driver:
+        for n in range(5):
+            driver.send(ups, 10, key=str(n))
+            driver.send(downs, -1, key=str(n))
+        driver.advance(60)
+        assert driver.table(totals) == {"all": 45}
+
+
+@pytest.mark.parametrize("emit", ["completion", "offset"])
+def test_a_windows_result_beside_a_topics_event_of_its_key_loses_no_update_of_a_row(emit: Any) -> None:
+    app = App("beside", topic_partitions=1)
+    source = app.topic("source", key=str, value=int)
+    others = app.topic("others", key=str, value=int)
+    windows = app.table("windows", key=str, value=int).tumbling(timedelta(seconds=10)).sum()
+    totals = app.table("totals", key=str, value=int, default=int)
+
+    @app.agent(source)
+    async def gather(stream: Stream[int]) -> None:
+        async for n in stream:
+            windows.add(stream.event.key, n)
+
+    @app.agent(others, windows.emit_final(), concurrency=4, emit=emit)
+    async def add(stream: Stream[Any]) -> None:
+        async for value in stream:
+            total = totals[stream.event.key]
+            await asyncio.sleep(1)
+            totals[stream.event.key] = total + (value if isinstance(value, int) else value.value)
+
+    with TestDriver(app) as driver:
+        driver.send(source, 1, key="ann", timestamp=0)
+        driver.send(others, 20, key="ann", timestamp=20_000)
+        driver.send(source, 1, key="bob", timestamp=20_000)  # ends the window of ann's, while the one before is at work
+        driver.advance(60)
+        assert driver.table(totals) == {"ann": 21}
