@@ -181,9 +181,9 @@ class Stream(ABC, Generic[T]):
     @property
     @abstractmethod
     def attempt(self) -> int:
-        """How often the current event has been begun, this time included: 1, and more after retries.
+        """How often the current event has been tried, this time included: 1, and more after attempts that failed.
 
-        A restart begins anew to count, but for an event that was put off.
+        A restart begins anew to count, but for an event that was put off. To `defer` it is no failure.
         """
 
     @abstractmethod
