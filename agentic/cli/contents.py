@@ -163,6 +163,11 @@ class Reading:
         }
         whole = [n for n in partitions if n not in usable and bounds[n].start < bounds[n].end]
         self._say_local(sorted(usable))
+        if gone := [n for n, found in local.items() if found.at > reaches[n]]:
+            self._say(
+                f"{self._table.name}: {_numbered(gone)} here is of another topic {topic} than there is now; "
+                f"'agentic tables dump {self._table.name} --local' shows it"
+            )
         if whole:
             self._say(f"{self._table.name}: {_numbered(whole)} from topic {topic}")
         scratch = {n: self._scratch() for n in whole}
