@@ -21,6 +21,8 @@ From it follows:
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 #: The clock of a task that has seen nothing: before any timestamp.
@@ -142,3 +144,64 @@ class Clock:
         heap = self._heap
         least = heap[0][0] if heap else None
         self.now = self.seen if least is None or least > self.seen else least - 1
+
+
+class Holds:
+    """Many holds of one holder, each at the same time on the same clocks, for the memory of a number each.
+
+    No clock knows of more than the earliest. It keeps a clock where all of them would: one that is placed behind
+    a clock holds it where it stands, whether it is placed then, or when those before it are lifted.
+
+    Args:
+        owner: see `Hold`.
+    """
+
+    __slots__ = ("_ats", "_clocks", "_lifted", "_owner", "_placed")
+
+    def __init__(self, clocks: Sequence[Clock], owner: object = None) -> None:
+        self._clocks = clocks
+        self._owner = owner
+        #: Heaps: what was placed, and what of it is lifted and not the earliest.
+        self._ats: list[int] = []
+        self._lifted: list[int] = []
+        self._placed: list[Hold] = []
+
+    def __len__(self) -> int:
+        return len(self._ats) - len(self._lifted)
+
+    def place(self, at: int) -> None:
+        """Keep the clocks at `at` - 1 or before; see `Clock.hold`."""
+        earliest = not self._ats or at < self._ats[0]
+        heappush(self._ats, at)
+        if earliest:
+            self._move()
+
+    def lift(self, at: int) -> None:
+        """Take one away that was placed at `at`.
+
+        Raises:
+            ValueError: there is none; noticed at the latest when it would be the earliest.
+        """
+        ats, lifted = self._ats, self._lifted
+        heappush(lifted, at)
+        before = ats[0] if ats else None
+        while ats and lifted and lifted[0] == ats[0]:
+            heappop(ats)
+            heappop(lifted)
+        if lifted and (not ats or lifted[0] < ats[0]):
+            raise ValueError(f"nothing holds at {lifted[0]}; lift what was placed, once")
+        if not ats or ats[0] != before:
+            self._move()
+        elif len(lifted) > _SLACK and 2 * len(lifted) > len(ats):
+            # Else one hold of an hour would keep in memory all that were lifted behind it.
+            left = Counter(ats)
+            left.subtract(lifted)
+            self._ats = sorted(left.elements())
+            self._lifted = []
+
+    def _move(self) -> None:
+        """Hold the clocks by what is the earliest now."""
+        before = self._placed
+        self._placed = [clock.hold(self._ats[0], self._owner) for clock in self._clocks] if self._ats else []
+        for hold in before:
+            hold.release()

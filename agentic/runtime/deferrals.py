@@ -14,13 +14,14 @@ Source: spec, B7.8; rules 21 and 22.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from agentic.agent import Agent
-from agentic.core.clock import Clock, Hold
+from agentic.core.clock import Clock, Holds
 from agentic.errors import DecodeFailed, StateMismatch
 from agentic.runtime.lane import Putting
 from agentic.runtime.partition import name_of_event
@@ -33,7 +34,8 @@ FIRST = 1 << 48
 #: Numbers that are left free for what comes before rows that are there: more than a pool has stations.
 ROOM = 1_000
 #: Events of one key that may wait behind one that is put off; the next stays in the partition, with all behind it.
-PER_KEY = 1_000
+#: In memory they take some megabytes.
+PER_KEY = 100_000
 
 
 class Row(msgspec.Struct, array_like=True):
@@ -130,22 +132,24 @@ class Deferrals:
         self._agent = agent.name
         self._task = task
         self._topics = {topic.name: topic for topic in agent.topics}
-        self._clocks = clocks
         self._base_of = base_of
         #: Rows of events that may be delivered once more: a crash came between their row and their offset.
         self._known: set[tuple[str, int, int]] = set()
         #: Keys whose first row waits until what was read before it is done again.
         self._awaiting: dict[bytes, tuple[str, int, int]] = {}
-        #: key -> the numbers of its rows, in order; of those that block it, and of what waits behind.
-        self._queues: dict[bytes, list[int]] = {}
+        #: key -> the number of the first of its rows; of those that block it, and of what waits behind.
+        self._first: dict[bytes, int] = {}
+        #: key -> the numbers of those behind, in order; only where there are any.
+        self._behind: dict[bytes, deque[int]] = {}
         #: Keys whose first row waits for events of the key that are in flight.
         self._dormant: set[bytes] = set()
         self._due: list[tuple[int, int]] = []
         #: When those are due that have their queue's first before them, where they wait for a time as well.
         self._later: dict[int, int] = {}
-        self._holds: dict[int, list[Hold]] = {}
+        self._holds = Holds(clocks, self)
         self._next = self._lowest = FIRST
-        #: Where events go that come before dormant ones of their key: the key, the next number, its place.
+        #: Where events go that come before dormant ones of their key: the key, the next number, and its place
+        #: among those behind the first.
         self._wedge: tuple[bytes, int, int] | None = None
         self.parked = 0
         self._restore()
@@ -160,7 +164,7 @@ class Deferrals:
             again = row.offset >= (self._base_of(row.topic, row.partition) or 0)
             if again:
                 self._known.add(place)
-            if again and row.blocks and row.key is not None and row.key not in self._queues:
+            if again and row.blocks and row.key is not None and row.key not in self._first:
                 self._awaiting[row.key] = place
             self._admit(number, row)
 
@@ -168,29 +172,34 @@ class Deferrals:
         """Take a row into memory."""
         self.parked += 1
         if row.holds:
-            self._holds[number] = self._hold(row.timestamp)
+            self._holds.place(row.timestamp)
         if not row.blocks or row.key is None:
-            heapq.heappush(self._due, (row.due_at, number))
+            self._wait_until(row.due_at, number)
         elif self._join_queue(number, row.key, row.due_at):
             if row.key in self._awaiting:
                 self._later[number] = row.due_at
             else:
-                heapq.heappush(self._due, (row.due_at, number))
-
-    def _hold(self, timestamp: int) -> list[Hold]:
-        return [clock.hold(timestamp, self) for clock in self._clocks]
+                self._wait_until(row.due_at, number)
 
     def _join_queue(self, number: int, key: bytes, due_at: int) -> bool:
         """Stand at the end of a key's queue; return whether that is its beginning."""
-        queue = self._queues.setdefault(key, [])
-        queue.append(number)
-        if len(queue) > 1 and due_at:
+        if self._first.setdefault(key, number) == number:
+            return True
+        self._behind.setdefault(key, deque()).append(number)
+        if due_at:
             self._later[number] = due_at
-        return len(queue) == 1
+        return False
+
+    def _wait_until(self, due_at: int, number: int) -> None:
+        """Let a row come when it is due."""
+        heapq.heappush(self._due, (due_at, number))
 
     def _write(self, number: int, row: Row | None) -> None:
         entry = None if row is None else _encode(row)
-        self._buffer.apply({self._key(number.to_bytes(8, "big")): (entry, 0 if row is None else row.timestamp)})
+        key = self._key(number.to_bytes(8, "big"))
+        self._buffer.apply({key: (entry, 0 if row is None else row.timestamp)})
+        # It is looked at once more, and that may be long after: no cache is to keep it.
+        del self._buffer.rows[key]
 
     # -- putting off --------------------------------------------------------------------------
 
@@ -219,30 +228,31 @@ class Deferrals:
         parked.kept = True
         number = parked.number
         self._write(number, row)
-        holds = self._holds.pop(number, [])
         if row.holds:
-            self._holds[number] = self._hold(row.timestamp)
-        _release(holds)
+            self._holds.place(row.timestamp)
+        if parked.row.holds:
+            self._holds.lift(parked.row.timestamp)
         if parked.row.blocks and not blocks:
             self._leave_queue(parked.row)
         elif blocks and not parked.row.blocks:
             assert row.key is not None, "only then does it block"
             if not self._join_queue(number, row.key, row.due_at):
                 return  # those there have overtaken it, and may be under way
-        heapq.heappush(self._due, (row.due_at, number))
+        self._wait_until(row.due_at, number)
 
     def _put_before(self, row: Row) -> None:
         """Put an event off of whose key later ones are in the table: it comes before them, after a restart too."""
         assert row.key is not None, "it has a queue"
         self._dormant.discard(row.key)
         number = self._lowest = self._lowest - ROOM
-        self._wedge = (row.key, number + 1, 1)
+        self._wedge = (row.key, number + 1, 0)
         self._write(number, row)
         self.parked += 1
         if row.holds:
-            self._holds[number] = self._hold(row.timestamp)
-        self._queues[row.key].insert(0, number)
-        heapq.heappush(self._due, (row.due_at, number))
+            self._holds.place(row.timestamp)
+        self._behind.setdefault(row.key, deque()).appendleft(self._first[row.key])
+        self._first[row.key] = number
+        self._wait_until(row.due_at, number)
 
     def follow(self, event: Event, *, from_station: bool = False) -> None:
         """Let an event wait behind those of its key. Its offset is to be retired in the same step.
@@ -257,13 +267,13 @@ class Deferrals:
             self._wedge = (key, number + 1, place + 1)
             self._write(number, row)
             self.parked += 1
-            self._holds[number] = self._hold(row.timestamp)
-            self._queues[key].insert(place, number)
+            self._holds.place(row.timestamp)
+            self._behind.setdefault(key, deque()).insert(place, number)
             return
         number, self._next = self._next, self._next + 1
         self._write(number, row)
         self.parked += 1
-        self._holds[number] = self._hold(row.timestamp)
+        self._holds.place(row.timestamp)
         if self._join_queue(number, event.raw_key, 0):
             self._dormant.add(event.raw_key)
 
@@ -271,18 +281,22 @@ class Deferrals:
         """An event that was put off is complete."""
         self._write(number, None)
         self.parked -= 1
-        _release(self._holds.pop(number, []))
+        if row.holds:
+            self._holds.lift(row.timestamp)
         if row.blocks and row.key is not None:
             self._leave_queue(row)
 
     def _leave_queue(self, row: Row) -> None:
+        """The first of a key's rows is no longer there, or does not block its key any more."""
         assert row.key is not None, "it has a queue"
-        queue = self._queues[row.key]
-        del queue[0]
-        if queue:
-            heapq.heappush(self._due, (self._later.pop(queue[0], 0), queue[0]))
-        else:
-            del self._queues[row.key]
+        behind = self._behind.get(row.key)
+        if behind is None:
+            del self._first[row.key]
+            return
+        first = self._first[row.key] = behind.popleft()
+        if not behind:
+            del self._behind[row.key]
+        self._wait_until(self._later.pop(first, 0), first)
 
     # -- coming again -------------------------------------------------------------------------
 
@@ -300,8 +314,8 @@ class Deferrals:
         for key, (topic, partition, offset) in list(self._awaiting.items()):
             if (self._base_of(topic, partition) or 0) > offset:
                 del self._awaiting[key]
-                first = self._queues[key][0]
-                heapq.heappush(self._due, (self._later.pop(first, 0), first))
+                first = self._first[key]
+                self._wait_until(self._later.pop(first, 0), first)
 
     @property
     def awaits(self) -> bool:
@@ -310,22 +324,22 @@ class Deferrals:
 
     def blocks(self, key: bytes) -> bool:
         """Do events of a key have to wait here?"""
-        return key in self._queues
+        return key in self._first
 
     def holds_back(self, key: bytes) -> bool:
         """Is one of a key put off, so that what comes after it has to wait here?"""
-        return key in self._queues and key not in self._dormant
+        return key in self._first and key not in self._dormant
 
     def has_room(self, key: bytes) -> bool:
         """May one more event of a key wait here?"""
-        return len(self._queues.get(key, ())) < PER_KEY
+        return len(self._behind.get(key, ())) < PER_KEY
 
     def wake(self, key: bytes) -> bool:
         """No event of a key is in flight any more: let the first that waits for that be due, if there is one."""
         if key not in self._dormant:
             return False
         self._dormant.discard(key)
-        heapq.heappush(self._due, (0, self._queues[key][0]))
+        self._wait_until(0, self._first[key])
         return True
 
     def pop(self, now: int) -> Event | None:
@@ -339,7 +353,7 @@ class Deferrals:
             return None
         _, number = heapq.heappop(self._due)
         key = self._key(number.to_bytes(8, "big"))
-        entry, _ = self._buffer.rows.get(key) or self._buffer.load(key)
+        entry, _ = self._buffer.peek(key)
         row = _decode(entry)
         topic = self._topics.get(row.topic)
         if topic is None:
@@ -372,11 +386,6 @@ class Deferrals:
         """Iterate over what is put off, in order."""
         for _, entry in self._buffer.pairs({}):
             yield _decode(entry)
-
-
-def _release(holds: Iterable[Hold]) -> None:
-    for hold in holds:
-        hold.release()
 
 
 def _row(event: Event, due_at: int, *, blocks: bool, holds: bool, failures: int, why: str) -> Row:

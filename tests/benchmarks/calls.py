@@ -3,7 +3,7 @@
     python tests/benchmarks/calls.py hot        the rate of other keys beside one that has a share of all events
     python tests/benchmarks/calls.py failing    calls that fail at first and are tried again: rate, gaps, commit position
     python tests/benchmarks/calls.py deferred   memory and commits with so many events put off by an hour
-    python tests/benchmarks/calls.py cpu        processor seconds for a million calls, and of a bare loop of the same
+    python tests/benchmarks/calls.py cpu        processor seconds for a million calls, and of bare coroutines of the same
     python tests/benchmarks/calls.py all
 
 Everything on an embedded log of four partitions, filled beforehand, the worker in this process. What a figure is
@@ -322,8 +322,8 @@ async def _commits(worker: Worker, broker: Broker) -> tuple[float, float]:
 
 
 async def cpu(options: argparse.Namespace) -> None:
-    """Make calls in a bare loop, a hundred by a hundred, then in an agent that has a hundred under way."""
-    for name, run in (("loop", _bare), ("agentic", _agent)):
+    """Make calls in a hundred bare coroutines, then in an agent that has a hundred under way."""
+    for name, run in (("bare", _bare), ("agentic", _agent)):
         progress = Progress(options.events)
         with directory() as at:
             broker = await filled(at, map(user, range(options.events)))
@@ -338,19 +338,30 @@ async def _agent(at: pathlib.Path, broker: Broker, call: float, progress: Progre
 
 
 async def _bare(at: pathlib.Path, broker: Broker, call: float, progress: Progress) -> None:
+    """As many coroutines as there are calls at once, each taking the next record: no order, no commits."""
     reader = broker.reader({TopicPartition("in", n): 0 for n in range(PARTITIONS)})
     producer = broker.producer()
+    records: asyncio.Queue[tuple[bytes | None, bytes | None, int]] = asyncio.Queue(AT_ONCE * PARTITIONS)
 
-    async def handle(key: bytes | None, data: bytes | None, timestamp: int) -> None:
-        value = json.loads(data or b"")
-        await asyncio.sleep(call)
-        producer.send("out", key, json.dumps(value).encode(), timestamp)
-        progress.note()
+    async def read() -> None:
+        while True:
+            for batch in await reader.poll(1.0):
+                for record in zip(batch.keys, batch.values, batch.timestamps):
+                    await records.put(record)
 
-    while not progress.over.is_set():
-        records = [each for batch in await reader.poll(1.0) for each in zip(batch.keys, batch.values, batch.timestamps)]
-        for first in range(0, len(records), AT_ONCE * PARTITIONS):
-            await asyncio.gather(*(handle(*record) for record in records[first : first + AT_ONCE * PARTITIONS]))
+    async def handle() -> None:
+        while True:
+            key, data, timestamp = await records.get()
+            value = json.loads(data or b"")
+            await asyncio.sleep(call)
+            progress.note()
+            producer.send("out", key, json.dumps(value).encode(), timestamp)
+
+    tasks = [asyncio.create_task(read()), *(asyncio.create_task(handle()) for _ in range(AT_ONCE * PARTITIONS))]
+    await progress.over.wait()
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
     await producer.flush()
     await producer.close()
     await reader.close()

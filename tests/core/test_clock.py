@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentic.core.clock import NEVER, Clock, Hold
+from agentic.core.clock import NEVER, Clock, Hold, Holds
 
 
 class Model:
@@ -222,3 +222,60 @@ def test_no_event_in_flight_is_later_than_it_would_be_one_at_a_time(events: list
     for _, hold, _, _ in flying:
         clock.release(hold)
     assert clock.now == greatest
+
+
+# -- many holds of one holder ---------------------------------------------------------------------
+
+
+@given(st.tuples(st.integers(0, 20), st.integers(0, 20)), STEPS)
+@settings(max_examples=300)
+def test_holds_that_are_kept_together_hold_each_clock_as_each_of_them_would(
+    restored: tuple[int, int], steps: list[tuple[str, int]]
+) -> None:
+    """Two clocks that stand elsewhere, and events of their own that hold them besides."""
+    together, apart = [Clock(time) for time in restored], [Clock(time) for time in restored]
+    holds = Holds(together)
+    live: list[tuple[int, list[Hold]]] = []
+    for step, number in steps:
+        if step == "hold":
+            holds.place(number)
+            live.append((number, [clock.hold(number) for clock in apart]))
+        elif step == "release" and live:
+            at, each = live.pop(number % len(live))
+            holds.lift(at)
+            for hold in each:
+                hold.release()
+        elif step == "issue":
+            together[number % 2].release(together[number % 2].issue(number))
+            apart[number % 2].release(apart[number % 2].issue(number))
+        elif step == "skip":
+            for clock in (*together, *apart):
+                clock.skip(number)
+        assert [clock.now for clock in together] == [clock.now for clock in apart]
+        assert len(holds) == len(live)
+        assert all(clock.holds == bool(live) for clock in together)
+
+
+def test_of_holds_that_are_kept_together_one_that_stays_does_not_keep_the_others_in_memory() -> None:
+    clock = Clock()
+    holds = Holds([clock])
+    holds.place(0)
+    clock.skip(9_999)
+    for at in range(1, 10_000):
+        holds.place(at)
+        holds.lift(at)
+    assert len(holds) == 1
+    assert len(holds._ats) < 200
+    assert clock.now == -1
+    holds.lift(0)
+    assert (clock.now, clock.holds, len(holds)) == (9_999, 0, 0)
+
+
+def test_of_holds_that_are_kept_together_only_what_was_placed_is_lifted() -> None:
+    holds = Holds([Clock()])
+    with pytest.raises(ValueError, match="nothing holds at 5"):
+        holds.lift(5)
+    holds = Holds([Clock()])
+    holds.place(7)
+    with pytest.raises(ValueError, match="nothing holds at 5"):
+        holds.lift(5)
