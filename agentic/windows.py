@@ -130,7 +130,7 @@ class Windows(Generic[K]):
 
     def count(self) -> WindowedTable[K, int]:
         """Count the values."""
-        return self._declare("count", Aggregate(int, _count, _plus), int)
+        return self._declare("count", Aggregate(int, _count, _plus, first=_one), int)
 
     def sum(self, fn: Callable[[Any], Any] | None = None) -> WindowedTable[K, Any]:
         """Add up the values, or what `fn` gives of each; the table's ``value=`` is the sum's type, int by default."""
@@ -441,6 +441,10 @@ def _itself(value: Any) -> Any:
 
 def _nothing() -> None:
     return None
+
+
+def _one(value: Any) -> int:
+    return 1
 
 
 def _count(total: int, value: Any) -> int:

@@ -61,6 +61,9 @@ class CalendarWindows:
     def end(self, start: int) -> int:
         return self.bounds(start)[1]
 
+    def start(self, end: int) -> int:
+        return self.bounds(end - 1)[0]
+
     def closed(self, end: int, close: int) -> bool:
         return end <= close
 
@@ -89,6 +92,13 @@ class CalendarWindows:
         last = self._find(timestamp)
         object.__setattr__(self, "_last", last)
         return last
+
+    def starts(self, timestamp: int) -> tuple[int]:
+        return (self.bounds(timestamp)[0],)
+
+    def slice(self, timestamp: int) -> tuple[int, int, tuple[int]]:
+        start, end = self.bounds(timestamp)
+        return start, end, (start,)
 
     def add(
         self, rows: Rows, key: bytes, value: Any, timestamp: int, time: int, close: int, aggregate: Aggregate

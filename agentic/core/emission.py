@@ -6,34 +6,36 @@ What a look costs is what it gives out, however many are open. Source: spec, C.2
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from heapq import heappop, heappush
+from typing import Any
 
 
 class Ends:
-    """The windows of one table in one task. A window is named by the bytes that it is stored by."""
+    """The windows of one table in one task. Among those of one end each has a name of its own."""
 
     def __init__(self) -> None:
-        self._named: dict[int, dict[bytes, None]] = {}
+        self._named: dict[int, dict[bytes, Any]] = {}
         #: Ends, the least first. One that has no windows any more is passed over.
         self._open: list[int] = []
         self._kept: list[int] = []
-        self._open_windows = 0
         #: All ends up to this one have been given out by `due`.
         self._given = -1
 
     def __len__(self) -> int:
         return sum(map(len, self._named.values()))
 
-    def add(self, end: int, name: bytes) -> None:
-        """A window has come into being, or is there again."""
+    def named(self, end: int) -> dict[bytes, Any]:
+        """Return the windows with an end by their names, to be put in and taken out: what is kept of each is free."""
         named = self._named.get(end)
         if named is None:
             named = self._named[end] = {}
             heappush(self._open if end > self._given else self._kept, end)
-        if end > self._given and name not in named:
-            self._open_windows += 1
-        named[name] = None
+        return named
+
+    def add(self, end: int, name: bytes) -> None:
+        """A window has come into being, or is there again."""
+        self.named(end)[name] = None
 
     def removed(self, end: int, name: bytes) -> None:
         """A window is no more."""
@@ -41,8 +43,6 @@ class Ends:
         if named is None or name not in named:
             return
         del named[name]
-        if end > self._given:
-            self._open_windows -= 1
         if not named:
             del self._named[end]
 
@@ -68,25 +68,28 @@ class Ends:
     def _least(self, ends: list[int]) -> int | None:
         while ends and ends[0] not in self._named:
             heappop(ends)
+        if ends and not self._named[ends[0]]:
+            # Whoever put windows in has taken them out, and may put others in.
+            return min((end for end in ends if self._named.get(end)), default=None)
         return ends[0] if ends else None
 
     def due(self, upto: int) -> Iterator[tuple[int, list[bytes]]]:
         """Give out the open ends up to one, rising, each with its windows in the order in which they came."""
         while (end := self.next_due()) is not None and end <= upto:
-            heappop(self._open)
+            while (passed := heappop(self._open)) < end:
+                heappush(self._kept, passed)
             self._given = end
             heappush(self._kept, end)
-            names = list(self._named[end])
-            self._open_windows -= len(names)
-            yield end, names
+            yield end, list(self._named[end])
         self._given = max(self._given, upto)
 
-    def expired(self, upto: int) -> Iterator[Iterable[bytes]]:
-        """Forget the kept ends up to one; give out their windows."""
+    def expired(self, upto: int) -> Iterator[tuple[int, dict[bytes, Any]]]:
+        """Forget the kept ends up to one; give them out with their windows."""
         while (end := self._least(self._kept)) is not None and end <= upto:
-            heappop(self._kept)
-            yield self._named.pop(end)
+            while (passed := heappop(self._kept)) < end:
+                self._named.pop(passed, None)
+            yield end, self._named.pop(end)
 
     def open_windows(self) -> int:
         """How many windows are open."""
-        return self._open_windows
+        return sum(len(named) for end, named in self._named.items() if end > self._given)

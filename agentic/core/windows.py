@@ -152,6 +152,25 @@ class Windowing(Protocol):
         """
 
 
+class FixedWindowing(Windowing, Protocol):
+    """A kind of window whose bounds do not depend on what is in them, nor on their key."""
+
+    def starts(self, timestamp: int) -> Iterable[int]:
+        """Return the starts of the windows that contain a time, rising; never negative."""
+
+    def slice(self, timestamp: int) -> tuple[int, int, Iterable[int]]:
+        """Return the longest stretch of time around one that lies in the very same windows: from, to, their starts.
+
+        The end is not in it.
+        """
+
+    def start(self, end: int) -> int:
+        """Return the start of the window that ends at a time."""
+
+    def end(self, start: int) -> int:
+        """Return the end of the window that starts at a time."""
+
+
 def put(rows: Rows, key: bytes, start: int, end: int, old: Row | None, value: Any, timestamp: int) -> Update:
     """Write what has become of a window; None erases it (spec, A.5)."""
     if value is None:
@@ -183,6 +202,9 @@ class TimeWindows:
     def end(self, start: int) -> int:
         return start + self.size
 
+    def start(self, end: int) -> int:
+        return end - self.size
+
     def closed(self, end: int, close: int) -> bool:
         return end <= close
 
@@ -193,11 +215,17 @@ class TimeWindows:
         return close - self.size + 1
 
     def starts(self, timestamp: int) -> Iterable[int]:
-        """Return the starts of the windows that contain a time; never negative."""
         if self.advance == self.size:
             return (timestamp - timestamp % self.size,)
         first = max(0, timestamp - self.size + self.advance) // self.advance * self.advance
         return range(first, timestamp + 1, self.advance)
+
+    def slice(self, timestamp: int) -> tuple[int, int, Iterable[int]]:
+        starts = tuple(self.starts(timestamp))
+        first, last = starts[0], starts[-1]
+        # The window before the first has ended by then, if there was one.
+        begun = max(last, first + self.size - self.advance) if first else last
+        return begun, min(last + self.advance, first + self.size), starts
 
     def add(
         self, rows: Rows, key: bytes, value: Any, timestamp: int, time: int, close: int, aggregate: Aggregate

@@ -31,48 +31,55 @@ class Gate:
         closed: no event of a source may begin.
         ended: nobody finishes the children that are left.
         children: how many are under way.
+        passable: may an event of a source begin?
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.closed = False
         self.ended = False
         self.children = 0
+        self.passable = True
+        #: At so many children, or fewer, somebody waits to hear of it.
+        self._heard = 0
         self._wake = wake
         self._more: deque[Callable[[], None]] = deque()
         self._none_left = asyncio.Event()
         self._none_left.set()
 
-    @property
-    def passable(self) -> bool:
-        """May an event of a source begin?"""
-        return not self.closed and self.children < MOST
-
     def born(self, n: int) -> None:
         """`n` children more are under way."""
+        if not self.children:
+            self._none_left.clear()
         self.children += n
-        self._none_left.clear()
+        if self.children >= MOST:
+            self.passable = False
 
     def done(self) -> None:
         """One less is."""
-        self.children -= 1
-        if self.children == MOST - 1:
+        left = self.children = self.children - 1
+        if left == MOST - 1:
+            self.passable = not self.closed
             self._wake()
-        if self._more and self.children == len(self._more):
-            asyncio.get_running_loop().call_soon(self._go_on)
-        if not self.children:
-            self._none_left.set()
+        if left <= self._heard:
+            if self._more and left == len(self._more):
+                asyncio.get_running_loop().call_soon(self._go_on)
+            if not left:
+                self._none_left.set()
 
     def later(self, bear: Callable[[], None]) -> None:
         """Call this when the children that are there are done: it has more of them. Until then it counts as one."""
         self.born(1)
         self._more.append(bear)
+        self._heard = len(self._more)
         if self.children == len(self._more):
             # No child is there whose end would call it.
             asyncio.get_running_loop().call_soon(self._go_on)
 
     def _go_on(self) -> None:
         if self._more and not self.ended:
-            self._more.popleft()()
+            bear = self._more.popleft()
+            self._heard = len(self._more)
+            bear()
             self.done()
 
     def over(self) -> None:
@@ -86,9 +93,11 @@ class Gate:
 
     def close(self) -> None:
         self.closed = True
+        self.passable = False
 
     def open(self) -> None:
         self.closed = False
+        self.passable = self.children < MOST
         self._wake()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import merge
 from itertools import islice
 from time import perf_counter
@@ -16,15 +16,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from agentic.codecs.raw import Text
+from agentic.core.calendar import CalendarWindows
 from agentic.core.clock import Clock, Hold
 from agentic.core.emission import Ends
 from agentic.core.sessions import SessionWindows
 from agentic.core.sliding import SlidingWindows
+from agentic.core.windows import FixedWindowing, TimeWindows
 from agentic.runtime.gate import Emitted, Gate
 from agentic.runtime.tables import CLOSED, Layout, Times
 from agentic.runtime.window_numbers import WindowNumbers
-from agentic.state.buffer import TableBuffer
+from agentic.state.buffer import Row
 from agentic.state.envelope import unwrap
+from agentic.state.panes import STORED, Pane, PanedBuffer
 from agentic.state.window_keys import FIRST, TIMES, WindowKeys
 from agentic.stream import Event
 from agentic.table import Table
@@ -57,24 +61,27 @@ class Operator:
         gate: counts what they have not finished.
         contended: may events be at work that write it at the same time? Then each holds the table's clock while it is.
         numbers: counts what is refused, and what comes out.
-        latest: gives the latest time that is taken for one, None for any.
+        latest: gives the latest time that is taken for one; None: any is.
         all_again: are all events done that were under way before a restart, and come again?
 
     Attributes:
         time: the table's stream time, -1 before any event.
         clock: that time, held back by events at work; None where none need hold it.
+        fixed: the kind of windows, where their rows are in panes: if their bounds are fixed, one instance writes them,
+            and what is closed stays closed.
+        next: before this time nothing comes out, and nothing is forgotten.
     """
 
     def __init__(
         self,
         table: WindowedTable[Any, Any],
         layout: Layout,
-        buffer: TableBuffer[Any],
+        buffer: PanedBuffer[Any],
         readers: Sequence[Reader],
         gate: Gate,
         contended: bool,
         numbers: WindowNumbers,
-        latest: Callable[[], int | None],
+        latest: Callable[[], int] | None,
         all_again: Callable[[], bool],
     ) -> None:
         assert isinstance(layout.keys, WindowKeys), "a windowed table has such keys"
@@ -99,8 +106,15 @@ class Operator:
         self._merging: asyncio.TimerHandle | None = None
         self.lates = [reader for reader in readers if reader.source.mode == "late"]
         self._sessions = isinstance(self.windowing, SessionWindows)
+        self._decode = bytes.decode if isinstance(table.key, Text) else self.keys.inner.decode
         self.ends = Ends()
-        self._order = _session_order if self._sessions else _window_order
+        self.fixed: FixedWindowing | None = None
+        if isinstance(self.windowing, TimeWindows | CalendarWindows) and not (
+            contended or self.on_close or table.late_policy != "drop"
+        ):
+            self.fixed = self.windowing
+        #: How windows of one end are put in order. Those in panes have the bytes of their key for a name.
+        self._order = None if self.fixed else _session_order if self._sessions else _window_order
         #: For kinds that look for neighbours: key -> bounds of its windows, in order.
         self.neighbours: dict[bytes, list[tuple[int, int]]] | None = (
             {} if isinstance(self.windowing, SessionWindows | SlidingWindows) else None
@@ -108,17 +122,19 @@ class Operator:
         #: How much longer than needed windows are kept, to be read or reopened.
         self.extra = table.retention - table.least_retention
         self._given = -1
-        self._due: Iterator[tuple[int, bytes | None]] | None = None
-        self._unneeded: deque[bytes] = deque()
+        self._due: Iterator[tuple[int, list[bytes]]] | None = None
+        #: The names of rows that are to be removed, some at a time.
+        self._unneeded: deque[Iterator[bytes]] = deque()
         #: A window that ends at `e` is closed from the time `e` + the first of these on, and forgotten from the second.
         self._closes_after = -self.windowing.last_closed(self.windowing.close(0))
         self._forgotten_after = -self._forgettable(self.windowing.close(0))
-        #: Before this time nothing comes out, and nothing is forgotten. Where windows may open again, each event looks.
-        self._next = 0
+        self.next = 0
+        #: Where windows may open again, each event looks.
         self._looks_always = table.late_policy == "reopen"
         self._noted = Times(-1, -1, -1)
         self._held = -1
-        buffer.forgets = True
+        # What is in panes is written only if it is there at a checkpoint, and known to have been.
+        buffer.forgets = self.fixed is None
         self._restore()
         #: Holds the clock where it was, until what was at work then, and comes again, is done.
         self._again: Hold | None = None
@@ -134,8 +150,12 @@ class Operator:
         if blob is not None:
             self.time, self._given, self._held = Times.decode(unwrap(blob)[0])
             self.ends.begin_at(self._given)
-        for name, _ in self.buffer.pairs({}, FIRST):
-            self._made(name)
+        if self.fixed is not None:
+            for name, entry, timestamp in self.buffer.scan({}, FIRST):
+                self._made_in_pane(name, (entry, timestamp))
+        else:
+            for name, _ in self.buffer.pairs({}, FIRST):
+                self._made(name)
         # The windows are found by their ends from here on: no scan needs an order that each event has to keep.
         self.buffer.order = None
 
@@ -152,6 +172,24 @@ class Operator:
         if self.neighbours is not None:
             bounds = (end, self.keys.start(name)) if self._sessions else (self.keys.start(name), end)
             insert(self.neighbours.setdefault(self.keys.key(name), []), bounds)
+
+    def _made_in_pane(self, name: bytes, row: Row) -> None:
+        if row[0] is CLOSED:
+            # By an `on_close` that is not there any more: the window has come out.
+            self.buffer.drop([name], row[1])
+            return
+        start = self.keys.start(name)
+        self.buffer.restore(self.pane(start), self.keys.key(name), row)
+
+    def pane(self, start: int) -> Pane:
+        """Return the pane of a window, made where it is the first."""
+        pane = self.buffer.panes.get(start)
+        if pane is None:
+            end = self.windowing.end(start)
+            assert end is not None, "windows in panes have fixed bounds"
+            pane = self.buffer.open(start, end, self.ends.named(end))
+            self.next = min(self.next, end + self._closes_after)
+        return pane
 
     # -- time ---------------------------------------------------------------------------------
 
@@ -231,27 +269,27 @@ class Operator:
         """Give out the windows that are closed by now, in order, and forget what is not needed any more."""
         if self._again is not None:
             self.look_back()
+        if self._due is not None:
+            return  # whoever is done with what is on its way looks again
         time = self.held
-        if time < self._next and not self._looks_always:
+        if time < self.next and not self._looks_always:
             return
         close = self.windowing.close(time)
         given = self.windowing.last_closed(close)
         if given > self._given:
             self._given = given
             if self.finals:
-                if self._due is None:
-                    self._due = self._names_due(given)
-                    self._emit_some()
-                # Otherwise a burst is under way, and goes on to what is due by then.
-            else:
-                for _ in self.ends.due(given):
-                    continue
+                self._due = self._names_due(given)
+                self._emit_some()
+                return
+            for _ in self.ends.due(given):
+                continue
         self._forget(close)
-        self._next = self._when_next()
+        self.next = self._when_next()
 
     def _when_next(self) -> int:
         """Return the time from which on there is something to do again."""
-        if self._unneeded or self._due is not None:
+        if self._unneeded:
             return -1
         due, kept = self.ends.next_due(), self.ends.next_kept()
         return min(
@@ -262,63 +300,74 @@ class Operator:
     def made(self, name: bytes, end: int) -> None:
         """A window has come into being."""
         self.ends.add(end, name)
-        if end + self._closes_after < self._next:
-            self._next = end + self._closes_after
+        if end + self._closes_after < self.next:
+            self.next = end + self._closes_after
 
-    def _names_due(self, given: int) -> Iterator[tuple[int, bytes | None]]:
-        """Iterate over what is due, in order; None after each piece of work that takes its time."""
+    def _names_due(self, given: int) -> Iterator[tuple[int, list[bytes]]]:
+        """Iterate over what is due, in order, a burst at the most; nothing, after work that takes its time."""
         for end, names in self.ends.due(given):
             if len(names) <= PIECE:
-                ordered: Iterable[bytes] = sorted(names, key=self._order)
-            else:
-                pieces = []
-                for begin in range(0, len(names), PIECE):
-                    pieces.append(sorted(names[begin : begin + PIECE], key=self._order))
-                    yield end, None
-                ordered = merge(*pieces, key=self._order)
-            for name in ordered:
-                yield end, name
+                names.sort(key=self._order)
+                yield from ((end, names[begin : begin + BURST]) for begin in range(0, len(names), BURST))
+                continue
+            pieces = []
+            for begin in range(0, len(names), PIECE):
+                pieces.append(sorted(names[begin : begin + PIECE], key=self._order))
+                yield end, []
+            ordered = merge(*pieces, key=self._order)
+            while burst := list(islice(ordered, BURST)):
+                yield end, burst
 
     def _emit_some(self) -> None:
         """Give out a burst; the rest when the agents are done with it."""
         assert self._due is not None, "there is something due"
-        keys, peek = self.keys, self.buffer.peek
-        decode, inner = keys.inner.decode, keys.inner
+        decode, value_of = self._decode, self.value_of
+        identity, to_wire = self.keys.inner.identity, self.keys.inner.to_wire
         out: list[tuple[list[Event], Emitted]] = [([], origin) for _, origin, _ in self.finals]
-        number = emitted = 0
         began = perf_counter()
-        for end, name in islice(self._due, BURST):
-            if name is None:
+        number = 0
+        for end, names in self._due:
+            for raw, start, entry, timestamp in self._rows_due(end, names):
+                key = decode(raw)
+                window = Window(key, start, end, value_of(entry), timestamp)
+                wire = raw if identity else to_wire(raw)
+                for events, origin in out:
+                    events.append(Event(key, window, timestamp, -1, origin, wire, None))
+            number += len(names)
+            if number >= BURST or not names:
                 number = BURST  # others get a turn
                 break
-            number += 1
-            entry, timestamp = peek(name)
-            if entry is None or entry is CLOSED:
-                continue  # it was erased, has become part of another, or has come out before
-            raw = keys.key(name)
-            key = decode(raw)
-            wire = raw if inner.identity else inner.to_wire(raw)
-            window = Window(key, keys.start(name), end, self.value_of(entry), timestamp)
-            for events, origin in out:
-                events.append(Event(key, window, timestamp, -1, origin, wire, None))
-            emitted += 1
+        emitted = len(out[0][0])
         if emitted:
             self._gate.born(emitted * len(out))
             for (events, _), reader in zip(out, self.finals):
                 reader.crew.put_children(events)
             self.numbers.emitted(emitted, perf_counter() - began)
         if number == BURST:
+            self.next = LAST
             self._gate.later(self._emit_some)
             return
         self._due = None
-        due = self.ends.next_due()
-        if due is not None and due <= self._given:
-            # They have become due while this burst was under way.
-            self._due = self._names_due(self._given)
-            self._gate.later(self._emit_some)
+        self.next = -1
+        self.emit()
+
+    def _rows_due(self, end: int, names: list[bytes]) -> Iterator[tuple[bytes, int, Any, int]]:
+        """Iterate over the rows of windows of one end that come out: the key's bytes, start, entry, timestamp."""
+        buffer, keys = self.buffer, self.keys
+        if self.fixed is not None and names:
+            start = self.fixed.start(end)
+            pane = buffer.panes[start]
+            rows = pane.rows
+            for raw in names:
+                row = rows[raw]
+                entry, timestamp = buffer.stored_row(pane, raw) if row is STORED else row
+                yield raw, start, entry, timestamp
             return
-        self._forget(self.close_at(self.time))
-        self._next = self._when_next()
+        for name in names:
+            entry, timestamp = buffer.peek(name)
+            if entry is not None and entry is not CLOSED:
+                # Else it was erased, has become part of another, or has come out before.
+                yield keys.key(name), keys.start(name), entry, timestamp
 
     def note_times(self) -> None:
         """Write the times beside the windows, if they are others by now: a checkpoint begins."""
@@ -334,19 +383,19 @@ class Operator:
 
     def _forget(self, close: int) -> None:
         """Remove rows that no event can need any more, some at a time."""
-        if self._due is not None:
-            return  # they may be on their way out
-        upto = self._forgettable(close)
-        if len(self._unneeded) < SWEEP:
-            for expired in self.ends.expired(upto):
-                self._unneeded += expired
-                if len(self._unneeded) >= SWEEP:
-                    break
-        names = [self._unneeded.popleft() for _ in range(min(SWEEP, len(self._unneeded)))]
-        if names:
-            self.buffer.drop(names, max(self.time, 0))
+        buffer = self.buffer
+        for end, names in self.ends.expired(self._forgettable(close)):
+            self._unneeded.append(iter(names) if self.fixed is None else buffer.close(self.fixed.start(end)))
+        gone: list[bytes] = []
+        while self._unneeded and len(gone) < SWEEP:
+            before = len(gone)
+            gone += islice(self._unneeded[0], SWEEP - before)
+            if len(gone) == before:
+                self._unneeded.popleft()
+        if gone:
+            buffer.drop(gone, max(self.time, 0))
         if self.neighbours is not None:
-            for name in names:
+            for name in gone:
                 self._leave(name)
 
     def _forgettable(self, close: int) -> int:

@@ -250,9 +250,12 @@ class WatchingSlot(Slot[T]):
                 # Children may beget children without end: the rest of the worker must go on.
                 self._children_in_turn = 0
                 await asyncio.sleep(0)
-            if self._waiting_children or not self._gate.passable:
-                await self._next_child()
-            event = self._inbox.popleft() if self._inbox else await self._wait()
+            if self._waiting_children:
+                event = self._waiting_children.popleft()
+            else:
+                if not self._gate.passable:
+                    await self._next_child()
+                event = self._inbox.popleft() if self._inbox else await self._wait()
             self.working_on = event
             if self.timed and not self._holds:
                 # An event that is begun again has them still.

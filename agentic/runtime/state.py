@@ -22,6 +22,7 @@ from agentic.runtime.tables import CLOSED, ExpiringView, FedVersionedView, FedVi
 from agentic.state.base import Store
 from agentic.state.buffer import TableBuffer, store_rows
 from agentic.state.envelope import unwrap
+from agentic.state.panes import PanedBuffer
 from agentic.table import Table
 from agentic.topic import Outgoing
 from agentic.windows import WindowedTable
@@ -105,7 +106,9 @@ class TaskState:
         self._partitions = partitions
         self._layouts = {table: Layout(table) for table in tables}
         self.buffers: dict[Table[Any, Any], TableBuffer[Any]] = {
-            table: TableBuffer(table.name, store, load=layout.load, dump=layout.dump)
+            table: (PanedBuffer if isinstance(table, WindowedTable) else TableBuffer)(
+                table.name, store, load=layout.load, dump=layout.dump
+            )
             for table, layout in self._layouts.items()
         }
         #: For each table the changelog offset up to which the store has its rows.
@@ -134,6 +137,12 @@ class TaskState:
     def layout(self, table: Table[Any, Any]) -> Layout:
         """How a table's keys and values stand in the store."""
         return self._layouts[table]
+
+    def windows(self, table: WindowedTable[Any, Any]) -> PanedBuffer[Any]:
+        """The rows of a table with windows."""
+        buffer = self.buffers[table]
+        assert isinstance(buffer, PanedBuffer), "made so"
+        return buffer
 
     def view(self, table: Table[Any, Any], slot: Instance[Any]) -> TableView:
         """Return the table as the instance in `slot` sees it."""
@@ -196,7 +205,7 @@ class TaskState:
         """A checkpoint begins: fix what it writes; return whether there is anything."""
         for operator in self.operators:
             operator.note_times()
-        taken = [len(buffer.take()) for buffer in self.buffers.values()]
+        taken = [buffer.take() for buffer in self.buffers.values()]
         self._encoded = {}
         self._observed = {table: self.buffers[table].observed for table in self.buffers if table.versioned is not None}
         return any(taken)

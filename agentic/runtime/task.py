@@ -26,6 +26,7 @@ from agentic.runtime.holding import Holding
 from agentic.runtime.instance import Children, Instance
 from agentic.runtime.operators import Operator, Reader
 from agentic.runtime.outbox import Outbox
+from agentic.runtime.paned import PanedView
 from agentic.runtime.partition import SourcePartition
 from agentic.runtime.pool import Pool
 from agentic.runtime.quiet import Quiet
@@ -190,8 +191,9 @@ class Task:
         if operator is None:
             return self.state.view(table, instance)
         assert isinstance(table, WindowedTable), "others have no operator"
-        layout, buffer = self.state.layout(table), self.state.buffers[table]
-        return WindowedView(table, layout, buffer, instance, self.partition, self._partitions, operator)
+        layout, buffer = self.state.layout(table), self.state.windows(table)
+        kind = WindowedView if operator.fixed is None else PanedView
+        return kind(table, layout, buffer, instance, self.partition, self._partitions, operator)
 
     def _operator(self, table: WindowedTable[Any, Any]) -> Operator:
         """Return what keeps a windowed table's time, and hands out what comes out of it."""
@@ -207,12 +209,12 @@ class Task:
         operator = Operator(
             table,
             self.state.layout(table),
-            self.state.buffers[table],
+            self.state.windows(table),
             readers,
             self.gate,
             contended,
             WindowNumbers(self._metrics, self._settings, self.name, table.name),
-            self._latest,
+            None if self._settings.max_ahead is None else self._latest,
             self._all_again(writers),
         )
         if contended:
@@ -226,10 +228,11 @@ class Task:
         begun = [(ledger, ledger.high_done + 1) for ledger in ledgers if ledger is not None]
         return lambda: all((ledger.base or 0) >= known_to for ledger, known_to in begun)
 
-    def _latest(self) -> int | None:
-        """Return the latest time, in ms, that is taken for one; None: any is."""
+    def _latest(self) -> int:
+        """Return the latest time, in ms, that is taken for one."""
         ahead = self._settings.max_ahead
-        return None if ahead is None else self._place.now() + ahead // timedelta(milliseconds=1)
+        assert ahead is not None, "asked only then"
+        return self._place.now() + ahead // timedelta(milliseconds=1)
 
     def _times(self, crew: Crew) -> list[int]:
         """How far the events had come, by their timestamps, that an agent has begun before a restart."""

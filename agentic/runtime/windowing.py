@@ -7,11 +7,11 @@ and commit are one. What all instances share is the *operator*: `agentic.runtime
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from agentic.core.sessions import SessionWindows
-from agentic.core.windows import Refused, Row, TimeWindows, Update, into
+from agentic.core.windows import Refused, Row, Update
 from agentic.runtime.operators import Operator, insert
 from agentic.runtime.tables import CLOSED, Layout, TableView
 from agentic.state.buffer import ABSENT, TableBuffer
@@ -38,7 +38,6 @@ class WindowedView(TableView):
         "_late",
         "_operator",
         "_pending",
-        "_quiet",
         "_seen",
         "_time",
         "_updates",
@@ -61,12 +60,6 @@ class WindowedView(TableView):
         self._operator = operator
         self._windowing = operator.windowing
         self._keys = operator.keys.inner
-        self._quiet = (
-            isinstance(operator.windowing, TimeWindows)
-            and not operator.updates
-            and operator.on_close is None
-            and table.late_policy == "drop"
-        )
         self._reset()
         self.overlay = {}
 
@@ -97,7 +90,7 @@ class WindowedView(TableView):
         if value is None and not self._windowing.takes_null:
             self._refuse("null_value")
             return
-        self._put(key, raw, value, event.timestamp if timestamp is None else timestamp)
+        self._put_in(key, raw, value, event.timestamp if timestamp is None else timestamp)
 
     def add_many(self, events: Iterable[Event]) -> None:
         if self._slot.working_on is None:
@@ -111,59 +104,18 @@ class WindowedView(TableView):
                 raw = self._encode_key(event.key)
                 if raw != event.raw_key:
                     self._check(raw, event.key)
-                self._put(event.key, raw, event.value, event.timestamp)
-
-    def _put_in_quietly(self, key: Any, raw: bytes, value: Any, timestamp: int) -> None:
-        """Put a value into time windows of which nobody reads the changes: as `TimeWindows.add`, in fewer steps."""
-        if not self._comes(timestamp):
-            return
-        operator = self._operator
-        self._finals = True
-        close = operator.close_at(self._time)
-        windows = self._windowing
-        assert isinstance(windows, TimeWindows), "only those are put in so"
-        overlay, rows, size, aggregate = self.overlay, self._rows, windows.size, operator.table.aggregate
-        for start in windows.starts(timestamp):
-            end = start + size
-            if end <= close:
-                self._note_late(key, raw, value, timestamp, (Refused(start, end),), close)
-                continue
-            name = raw + start.to_bytes(8, "big")
-            row = overlay.get(name) or rows.get(name)
-            if row is None:
-                row = self._load(name) if operator.ends.has(end, name) else ABSENT
-            old = row[0]
-            if old is None:
-                self._fresh.append((name, end))
-            elif self._value_of is not None:
-                old = self._value_of(old)
-            total, newest = into(aggregate, old, row[1], value, timestamp)
-            if total.__class__ is not self._scalar:
-                if total is None:
-                    self._erase(name, row)
-                    continue
-                total = self._entry(total)
-            overlay[name] = (total, newest)
+                self._put_in(event.key, raw, event.value, event.timestamp)
 
     def _comes(self, timestamp: int) -> bool:
         """Let the table's time move to that of a value that comes; return whether it is one that is taken."""
         if not self._pending:
             self._touch()
         operator = self._operator
-        latest = operator.latest()
-        if latest is not None and timestamp > latest:
+        if operator.latest is not None and timestamp > operator.latest():
             self._drops.append("ahead")
             return False
         self._time = max(operator.time, self._time, timestamp)
         return True
-
-    def _erase(self, name: bytes, row: Any) -> None:
-        """A window has been erased by its aggregate (spec, A.5)."""
-        if row[0] is None:
-            self._fresh.pop()
-        else:
-            self.overlay[name] = (None, row[1])
-            self._gone.append(name)
 
     def _put_in(self, key: Any, raw: bytes, value: Any, timestamp: int) -> None:
         if not self._comes(timestamp):
@@ -208,12 +160,6 @@ class WindowedView(TableView):
             self._drops.append("late")
             if self._operator.lates:
                 self._late.append((key, raw, Late(key, value, timestamp, start, end, close - end)))
-
-    def _put(self, key: Any, raw: bytes, value: Any, timestamp: int) -> None:
-        if self._quiet and not self.shared:
-            self._put_in_quietly(key, raw, value, timestamp)
-        else:
-            self._put_in(key, raw, value, timestamp)
 
     def _refuse(self, reason: str) -> None:
         if self._slot.working_on is None:
@@ -438,12 +384,16 @@ class WindowedView(TableView):
         if self._slot.working_on is None:
             raise self._no_event()
         keys, operator = self._operator.keys, self._operator
-        for name, entry, timestamp in self.buffer.scan(self.overlay, FIRST):
+        for name, entry, timestamp in self.buffer.scan(self._own_rows(), FIRST):
             if entry is not None and entry is not CLOSED:
                 raw = keys.key(name)
                 key = keys.inner.decode(raw)
                 value = operator.value_of(entry)
                 yield raw, Window(key, keys.start(name), operator.end_of(name), value, timestamp)
+
+    def _own_rows(self) -> Mapping[bytes, Any]:
+        """Return the rows that the current event has written."""
+        return self.overlay
 
     def wire_of(self, raw: bytes) -> bytes:
         return self._wire(self._operator.keys.key(raw))

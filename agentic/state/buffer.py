@@ -11,7 +11,7 @@ are committed. Until then a crash leaves the store as it was.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import gt, lt
 from typing import Any, Final, Generic, TypeVar
 
@@ -87,7 +87,7 @@ class TableBuffer(Generic[E]):
                 row = (self._load(value), timestamp)
                 self._mean += (len(key) + len(value) - self._mean) / 1024
         self.rows[key] = row
-        if len(self.rows) * (self._mean + ROW_OVERHEAD) > self.cache_bytes // 2:
+        if len(self.rows) * self._size > self.cache_bytes // 2:
             self._age()
         return row
 
@@ -217,7 +217,7 @@ class TableBuffer(Generic[E]):
     @property
     def dirty_bytes(self) -> int:
         """About how much memory the rows take that no checkpoint has begun to write."""
-        return int(len(self.dirty) * (self._mean + ROW_OVERHEAD))
+        return int(len(self.dirty) * self._size)
 
     def forget(self, keys: Iterable[bytes]) -> None:
         """The store has other rows of these keys by now: read them anew."""
@@ -227,16 +227,16 @@ class TableBuffer(Generic[E]):
 
     # -- checkpoint ---------------------------------------------------------------------------
 
-    def take(self) -> Mapping[bytes, Row]:
-        """A checkpoint begins: return the rows that it is to write, which stay readable meanwhile.
+    def take(self) -> int:
+        """A checkpoint begins: fix the rows that it is to write, and return how many they are.
 
-        If the one before was not finished, its rows come again.
+        They stay readable meanwhile. If the one before was not finished, its rows come again.
         """
         self._flushing = {**self._flushing, **self.dirty} if self._flushing else self.dirty
         self.dirty = {}
         if self.order is not None:
             self.order, self._flushing_order = [], sorted(self._flushing)
-        return self._flushing
+        return len(self._flushing)
 
     def encode(self) -> list[tuple[bytes, bytes | None, int]]:
         """Return the rows of the checkpoint that is under way, by key: key, value's bytes, timestamp."""
@@ -248,17 +248,26 @@ class TableBuffer(Generic[E]):
         if self.forgets:
             there = self.store.get
             encoded = [row for row in encoded if row[1] is not None or there(self.name, row[0]) is not None]
-        if encoded:
-            mean = sum(len(key) + len(value or b"") for key, value, _ in encoded) / len(encoded)
-            self._mean += (mean - self._mean) / 4
+        self._measure(encoded)
         return encoded
 
     def stored(self) -> None:
         """The checkpoint's rows are in the store."""
         self._flushing = {}
         self._flushing_order = []
-        if len(self.rows) * (self._mean + ROW_OVERHEAD) > self.cache_bytes // 2:
+        if len(self.rows) * self._size > self.cache_bytes // 2:
             self._age()
+
+    @property
+    def _size(self) -> float:
+        """About how many bytes of memory a row takes."""
+        return self._mean + ROW_OVERHEAD
+
+    def _measure(self, encoded: Sequence[tuple[bytes, bytes | None, int]]) -> None:
+        """Learn from a checkpoint's rows how large they are."""
+        if encoded:
+            mean = sum(len(key) + len(value or b"") for key, value, _ in encoded) / len(encoded)
+            self._mean += (mean - self._mean) / 4
 
 
 def store_rows(encoded: list[tuple[bytes, bytes | None, int]]) -> list[tuple[bytes, bytes | None]]:

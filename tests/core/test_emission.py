@@ -46,7 +46,7 @@ def test_what_is_open_due_and_expired_is_what_a_plain_set_says(steps: list[tuple
             given_out = [(each, one) for each, names in ends.due(end) for one in sorted(names)]
             assert given_out == model.due(end)
         elif name is None:
-            forgotten = [list(names) for names in ends.expired(end)]
+            forgotten = [list(names) for _, names in ends.expired(end)]
             assert [one for names in forgotten for one in sorted(names)] == [one for _, one in model.expired(end)]
         elif what == "add":
             ends.add(end, name)

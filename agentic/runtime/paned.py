@@ -1,0 +1,200 @@
+"""A windowed table whose rows are in panes, as the one instance that writes it sees it: the hot path of windows.
+
+A value goes into its panes at once, and what was there is noted: if the event fails, it is put
+back. Until the event is complete nothing of it is *dirty*, so that no checkpoint has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agentic.core.windows import FixedWindowing, Refused, Update
+from agentic.runtime.operators import Operator
+from agentic.runtime.tables import MAX_KEY, Layout
+from agentic.runtime.windowing import WindowedView
+from agentic.state.buffer import Row
+from agentic.state.panes import Pane, PanedBuffer
+from agentic.windows import Window, WindowedTable
+
+
+class PanedView(WindowedView):
+    """See `agentic.windows.WindowView`."""
+
+    __slots__ = (
+        "_add",
+        "_begin",
+        "_first_end",
+        "_fixed",
+        "_from",
+        "_into",
+        "_panes",
+        "_same_bytes",
+        "_to",
+        "_writes",
+    )
+
+    buffer: PanedBuffer[Any]
+
+    def __init__(
+        self,
+        table: WindowedTable[Any, Any],
+        layout: Layout,
+        buffer: PanedBuffer[Any],
+        slot: Any,
+        partition: int,
+        partitions: int,
+        operator: Operator,
+    ) -> None:
+        super().__init__(table, layout, buffer, slot, partition, partitions, operator)
+        assert operator.fixed is not None, "else it has no panes"
+        self._fixed: FixedWindowing = operator.fixed
+        self._panes = buffer.panes
+        #: What the current event has written, in order: where, the row, and the row before, if there was one.
+        self._writes: list[tuple[Pane, bytes, Row, Row | None]] = []
+        aggregate = table.aggregate
+        self._begin: Callable[[Any], Any] = aggregate.begin if aggregate.first is None else aggregate.first
+        self._add = aggregate.add
+        #: The panes that the last value went into, the first one's end, and the stretch of time that has the same ones.
+        self._into: tuple[Pane, ...] = ()
+        self._first_end = self._from = self._to = -1
+        #: Topics whose keys have the very bytes that keys of the table have.
+        self._same_bytes = frozenset(
+            source.topic
+            for source in slot.agent.sources
+            if self._keys.identity and source.topic.key_declared and source.topic.key is table.key
+        )
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def add(self, key: Any, value: Any, timestamp: int | None) -> None:
+        event = self._slot.working_on
+        if key is None:
+            self._refuse("null_key")
+            return
+        if event is not None and key is event.key and event.origin.topic in self._same_bytes:
+            raw = event.raw_key
+            assert raw is not None, "only a null key has no bytes"
+            if len(raw) > MAX_KEY:
+                self._admit(key, event)
+        else:
+            raw = self._admit(key, event)
+        assert event is not None, "else the key was refused"
+        if value is None and not self._fixed.takes_null:
+            self._refuse("null_value")
+            return
+        self._put_in(key, raw, value, event.timestamp if timestamp is None else timestamp)
+
+    def _put_in(self, key: Any, raw: bytes, value: Any, timestamp: int) -> None:
+        operator = self._operator
+        if not self._pending:
+            self._touch()
+        if operator.latest is not None and timestamp > operator.latest():
+            self._drops.append("ahead")
+            return
+        self._finals = True
+        if timestamp > self._time:
+            self._time = timestamp
+        close = self._time - self._fixed.grace
+        if not self._from <= timestamp < self._to or self._first_end <= close:
+            refused = self._find(timestamp, close)
+            if refused:
+                self._note_late(key, raw, value, timestamp, refused, close)
+        scalar, writes = self._scalar, self._writes
+        for pane in self._into:
+            rows = pane.rows
+            before = rows.get(raw)
+            old = None
+            if before is None:
+                total, newest = self._begin(value), timestamp
+            else:
+                entry, newest = before
+                if entry is None:
+                    entry, newest = self.buffer.stored_row(pane, raw)
+                old = entry if self._value_of is None else self._value_of(entry)
+                total = self._add(old, value)
+                if newest < timestamp:
+                    newest = timestamp
+            if total.__class__ is scalar:
+                row = rows[raw] = (total, newest)
+            elif total is not None:
+                row = rows[raw] = (self._entry(total), newest)
+            else:
+                # It has been erased by its aggregate (spec, A.5).
+                row = (None, newest)
+                rows.pop(raw, None)
+            writes.append((pane, raw, row, before))
+            if operator.updates:
+                self._updates.append((key, raw, Update(pane.start, pane.end, total, old, newest)))
+
+    def _find(self, timestamp: int, close: int) -> list[Refused]:
+        """Find the panes that a time is in; return the windows that are closed."""
+        begun, over, starts = self._fixed.slice(timestamp)
+        bounds = [(start, self._fixed.end(start)) for start in starts]
+        refused = [Refused(start, end) for start, end in bounds if end <= close]
+        self._into = tuple(self._operator.pane(start) for start, end in bounds if end > close)
+        if refused:
+            # To be noted for each value.
+            self._from = self._to = -1
+        else:
+            self._from, self._to, self._first_end = begun, over, bounds[0][1]
+        return refused
+
+    def _touch(self) -> None:
+        super()._touch()
+        self._time = self._operator.time
+
+    # -- the event is over --------------------------------------------------------------------
+
+    def apply(self) -> None:
+        operator = self._operator
+        for pane, raw, row, _ in self._writes:
+            pane.dirty[raw] = row
+            if row[0] is None and raw not in pane.saved:
+                del pane.dirty[raw]
+        self._writes.clear()
+        if self._time > operator.time:
+            operator.move_to(self._time)
+        finals = self._finals
+        self._pending = self._finals = False
+        if self._drops or self._updates:
+            self._hand_over()
+        if finals and operator.time >= operator.next:
+            operator.emit()
+
+    def _hand_over(self) -> None:
+        operator = self._operator
+        for reason in self._drops:
+            operator.drop(reason, 1)
+        if self._updates:
+            self._hand_updates(self._updates)
+        for key, raw, late in self._late:
+            operator.hand_out(operator.lates, key, self._wire(raw), late, late.timestamp)
+        self._reset()
+
+    def forget(self) -> None:
+        for pane, raw, _, before in reversed(self._writes):
+            if before is None:
+                pane.rows.pop(raw, None)
+            else:
+                pane.rows[raw] = before
+        self._writes.clear()
+        super().forget()
+
+    def detach(self) -> Any:
+        raise AssertionError("only one instance writes what is in panes, and its events are never set aside")
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def windows(self, key: Any, start: int, end: int) -> list[Window[Any, Any]]:
+        raw, _ = self._ours_of(key)
+        found = []
+        for at in sorted(at for at in self._panes if start <= at <= end):
+            pane = self._panes[at]
+            entry, timestamp = self.buffer.row(pane, raw)
+            if entry is not None:
+                found.append(Window(key, at, pane.end, self._operator.value_of(entry), timestamp))
+        return found
+
+    def _own_rows(self) -> Mapping[bytes, Row]:
+        return {raw + pane.suffix: row for pane, raw, row, _ in self._writes}
