@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -52,10 +53,9 @@ class Root(base.Group):
             # The app tells whether there is such a command, so its name is needed before the options are read.
             chosen = ctx.find_root().ensure_object(Choice)
             chosen.where = _named_after(args[1:]) or chosen.where
-            if chosen.where is None and not args[0].startswith("-"):
-                raise click.UsageError(
-                    f"no command {args[0]!r}; there are {', '.join(COMMANDS)}, and with -A MODULE the app's own", ctx
-                )
+            own = self._own(ctx)
+            if args[0] not in own and not args[0].startswith("-"):
+                raise click.UsageError(_unknown(args[0], own, named=chosen.where is not None), ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -107,6 +107,14 @@ class Root(base.Group):
         except (click.Abort, KeyboardInterrupt):
             code = INTERRUPTED
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _unknown(name: str, own: Iterable[str], *, named: bool) -> str:
+    """Say that there is no command of a name; `named` says whether the app's `own` are known."""
+    known = [*COMMANDS, *own]
+    near = difflib.get_close_matches(name, known, 1)
+    there = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+    return f"no command {name!r}; {there}" + ("" if named or near else ", and with -A MODULE the app's own")
 
 
 def _named_after(args: Sequence[str]) -> str | None:

@@ -89,9 +89,10 @@ def test_python_m_agentic_is_agentic() -> None:
 
 
 def test_an_unknown_command_is_refused_with_those_there_are(shell: Shell) -> None:
-    line = shell.error("wroker", code=2)
-    assert "no command 'wroker'" in line
-    assert "worker" in line
+    assert shell.error("wroker", code=2) == "no command 'wroker'; did you mean 'worker'?"
+    line = shell.error("frobnicate", code=2)
+    assert line.startswith("no command 'frobnicate'; there are worker, run, ")
+    assert line.endswith(", and with -A MODULE the app's own")
 
 
 # -- the user's own -------------------------------------------------------------------------------
@@ -102,6 +103,13 @@ def test_a_command_of_the_users_own_runs(own: Shell) -> None:
     assert own.ok("plain", "-A", "app") == "something\n"
     assert own.ok("plain", "-Aapp") == "something\n"
     assert own.ok("plain", "--app=app") == "something\n"
+
+
+def test_a_command_that_the_app_has_not_is_refused_with_the_nearest_that_there_is(own: Shell) -> None:
+    assert own.error("-A", "app", "plane", code=2) == "no command 'plane'; did you mean 'plain'?"
+    line = own.error("frobnicate", "-A", "app", code=2)
+    assert line.startswith("no command 'frobnicate'; there are worker, run, ")
+    assert "plain" in line
 
 
 @pytest.mark.parametrize(
