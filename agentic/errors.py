@@ -131,4 +131,8 @@ def words(error: BaseException) -> str:
         text = str(error)
     except Exception as unsaid:  # noqa: BLE001 - a user's class may raise anything there; the message is told all the same
         return f"{name} (its __str__ raised {type(unsaid).__name__})"
-    return f"{name}: {text}" if text else name
+    said = f"{name}: {text}" if text else name
+    if isinstance(error, BaseExceptionGroup):
+        # Its own text only counts them.
+        return f"{said}: {'; '.join(map(words, error.exceptions))}"
+    return said

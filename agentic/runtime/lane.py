@@ -157,6 +157,10 @@ class Lane(Instance[T]):
             self._pool.check_deferrable(event)
         self.putting = Putting(seconds(after), reason, block_key, hold)
 
+    def reject(self, reason: str) -> None:
+        super().reject(reason)
+        self.putting = None
+
     def abandon(self) -> None:
         super().abandon()
         self.stations = []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentic import AgenticError, App, BlockingStream, Breaker, Retry, Stream
+from agentic import AgenticError, App, BlockingStream, Breaker, Poison, Retry, Stream
 from agentic.errors import AgentFailed
 from agentic.metrics import Counter
 from agentic.testing import TestDriver
@@ -29,7 +29,7 @@ def started(app: App) -> tuple[Any, Any]:
 
 
 def number(app: App, name: str) -> float:
-    return app.metrics.total(name, fresh=False)
+    return app.metrics.total(name)
 
 
 # -- a breaker's probe ----------------------------------------------------------------------------
@@ -196,6 +196,46 @@ def test_an_error_that_can_not_say_what_it_is_meets_the_policy(way: dict[str, An
         assert [output.value for output in driver.outputs(sink)] == [0, 2]
         (letter,) = driver.outputs(failed)
         assert dict(letter.headers)["agentic-error"] == b"Mute (its __str__ raised RuntimeError)"
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_group_of_errors_is_told_with_what_is_in_it(way: dict[str, Any]) -> None:
+    app = App("odd", topic_partitions=1)
+    failed = app.topic("failed", key=str, value=int)
+    source, _ = failing(
+        app, lambda: ExceptionGroup("two", [Poison("bad"), ValueError("worse")]), dead_letter=failed, **way
+    )
+    with TestDriver(app) as driver:
+        driver.send(source, 1, key="ann")
+        (letter,) = driver.outputs(failed)
+        said = b"ExceptionGroup: two (2 sub-exceptions): Poison: bad; ValueError: worse"
+        assert dict(letter.headers)["agentic-error"] == said
+
+
+@pytest.mark.parametrize("emit", ["completion", "offset"])
+def test_of_rejecting_and_putting_off_the_last_holds(emit: Any) -> None:
+    app = App("both", topic_partitions=1)
+    failed = app.topic("failed", key=str, value=int)
+    source, sink = started(app)
+
+    @app.agent(source, to=sink, concurrency=2, emit=emit, dead_letter=failed)
+    async def work(stream: Stream[int]) -> AsyncIterator[int]:
+        async for n in stream:
+            if n == 1:
+                stream.defer(5)
+                stream.reject("for good")
+            elif n == 2:
+                stream.reject("for good")
+                stream.defer(5)
+            yield n
+
+    with TestDriver(app) as driver:
+        driver.send(source, 1, key="ann")
+        driver.send(source, 2, key="bob")
+        assert [letter.value for letter in driver.outputs(failed)] == [1]
+        driver.advance(1)
+        assert number(app, "parked") == 1
+        assert driver.outputs(sink) == []
 
 
 def test_an_agent_that_begins_its_loop_again_and_again_is_told_of_when_the_app_stops() -> None:
