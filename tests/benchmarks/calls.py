@@ -6,9 +6,10 @@
     python tests/benchmarks/calls.py cpu        processor seconds for a million calls, and of bare coroutines of the same
     python tests/benchmarks/calls.py all
 
-Everything on an embedded log of four partitions, filled beforehand, the worker in this process. What a figure is
-to be held against is measured by the same command, in the same run. Rates and processor time are those between
-10 % and 90 % of the events. Each command prints JSON, one object a line. Linux only, since it reads /proc.
+Everything on an embedded log, or what `--broker` names, in four partitions filled beforehand, with the worker in
+this process. What a figure is to be held against is measured by the same command, in the same run. Rates and
+processor time are those between 10 % and 90 % of the events. Each command prints JSON, one object a line. Linux
+only, since it reads /proc.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import asyncio
 import gc
 import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -24,7 +26,8 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -37,8 +40,6 @@ from agentic.runtime.runner import GC_THRESHOLD  # noqa: E402
 from agentic.runtime.worker import Worker  # noqa: E402
 
 PARTITIONS = 4
-#: Calls at once in each partition.
-AT_ONCE = 25
 KEYS = 10_000
 #: The most that an event waits for its next attempt, in seconds; the wait is drawn from 0 to that.
 BACK_OFF = 0.2
@@ -90,36 +91,83 @@ class Progress:
         return (self._ended[1] - self._began[1]) / (self._end - self._begin) * 1e6
 
 
+@dataclass
+class Place:
+    """A broker with two topics of a run's own.
+
+    Attributes:
+        name: of the app, and what the names of its topics begin with.
+        broker: for those that read and write from outside.
+        directory: for the local state.
+    """
+
+    name: str
+    url: str
+    broker: Broker
+    directory: pathlib.Path
+
+    async def send(self, keys: Iterable[str], **more: Any) -> None:
+        """Write an event of each key."""
+        producer = self.broker.producer()
+        for n, key in enumerate(keys):
+            value = {"n": n, "page": BODY, **more}
+            producer.send(f"{self.name}-in", key.encode(), json.dumps(value).encode(), 1_700_000_000_000 + n)
+            if n % 1_000 == 0:
+                await producer.ready()
+        await producer.flush()
+        await producer.close()
+
+
+@asynccontextmanager
+async def place(options: argparse.Namespace, keys: Iterable[str] = ()) -> AsyncIterator[Place]:
+    """A place with an event of each key; its topics are removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="bench-calls-") as path:
+        url, name = options.broker or f"local://{path}/log", f"bench-{os.urandom(4).hex()}"
+        broker = brokers.connect(url)
+        await broker.open(10)
+        # The records carry old timestamps, which a retention of a week would take for long expired.
+        keep = {"retention.ms": "-1"}
+        await broker.create_topics([TopicSpec(f"{name}-{end}", PARTITIONS, config=keep) for end in ("in", "out")])
+        at = Place(name, url, broker, pathlib.Path(path))
+        try:
+            await at.send(keys)
+            yield at
+        finally:
+            await broker.delete_topics([topic for topic in await broker.topics() if topic.startswith(name)])
+            await broker.close()
+
+
 class Bench:
-    """A worker whose agent makes calls of `call` seconds; `note` is told the number and key of each that is done.
+    """A worker whose agent makes calls that take a while; `note` is told the number and key of each that is done.
 
     The agent's function is `work`, or one call for each event.
     """
 
     def __init__(
         self,
-        directory: pathlib.Path,
-        call: float,
+        at: Place,
+        options: argparse.Namespace,
         note: Callable[[int, str], None],
         work: Callable[[Stream[Any]], Any] | None = None,
         **execution: Any,
     ) -> None:
-        app = App("bench", topic_partitions=PARTITIONS, log_level="error")
-        app.configure(broker=f"local://{directory / 'log'}", state_dir=str(directory / "state"), commit_interval="1s")
-        source, sink = app.topic("in", key=str, value=dict), app.topic("out", key=str, value=dict)
+        app = App(at.name, topic_partitions=PARTITIONS, log_level="error")
+        app.configure(broker=at.url, state_dir=str(at.directory / "state"))
+        source, sink = (app.topic(f"{at.name}-{end}", key=str, value=dict) for end in ("in", "out"))
 
         async def calls(stream: Stream[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
             async for value in stream:
-                await asyncio.sleep(call)
+                await asyncio.sleep(options.call)
                 note(value["n"], stream.event.key)
                 yield value
 
-        app.agent(source, to=sink, concurrency=AT_ONCE, **execution)(work or calls)
+        app.agent(source, to=sink, name="calls", concurrency=options.at_once, **execution)(work or calls)
         self.worker = Worker(app)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         await self.worker.start()
+        # As a worker's process does.
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
@@ -127,33 +175,6 @@ class Bench:
         await self.worker.stop()
         if self.worker.failure is not None:
             raise self.worker.failure
-
-
-@contextmanager
-def directory() -> Iterator[pathlib.Path]:
-    with tempfile.TemporaryDirectory(prefix="bench-calls-") as path:
-        yield pathlib.Path(path)
-
-
-async def filled(at: pathlib.Path, keys: Iterable[str], **more: Any) -> Broker:
-    """Return the broker of a directory, with its topics, and an event of each key in one of them."""
-    broker = brokers.connect(f"local://{at / 'log'}")
-    await broker.open(10)
-    keep = {"retention.ms": "-1"}
-    await broker.create_topics([TopicSpec(name, PARTITIONS, config=keep) for name in ("in", "out")])
-    await send(broker, keys, **more)
-    return broker
-
-
-async def send(broker: Broker, keys: Iterable[str], **more: Any) -> None:
-    producer = broker.producer()
-    for n, key in enumerate(keys):
-        value = {"n": n, "page": BODY, **more}
-        producer.send("in", key.encode(), json.dumps(value).encode(), 1_700_000_000_000 + n)
-        if n % 1_000 == 0:
-            await producer.ready()
-    await producer.flush()
-    await producer.close()
 
 
 def user(n: int) -> str:
@@ -202,11 +223,8 @@ async def _others(options: argparse.Namespace, share: float, hot_key: str) -> fl
                 yield "hot"
                 owed -= 1
 
-    with directory() as at:
-        broker = await filled(at, keys())
-        async with Bench(at, options.call, note, hot_key=hot_key).running():
-            await others.over.wait()
-        await broker.close()
+    async with place(options, keys()) as at, Bench(at, options, note, hot_key=hot_key).running():
+        await others.over.wait()
     if seen != sorted(seen):
         raise SystemExit(f"hot_key={hot_key!r}: the hot key's events were done out of order")
     return others.rate
@@ -229,12 +247,10 @@ async def failing(options: argparse.Namespace) -> None:
                 note()
                 yield value
 
-        with directory() as at:
-            broker = await filled(at, map(user, range(options.events)))
-            bench = Bench(at, options.call, lambda n, key: None, work, retry=Retry(attempts=3, first=BACK_OFF))
+        async with place(options, map(user, range(options.events))) as at:
+            bench = Bench(at, options, lambda n, key: None, work, retry=Retry(attempts=3, first=BACK_OFF))
             async with bench.running():
                 still = await _longest_still(bench.worker, progress)
-            await broker.close()
         rates.append(progress.rate)
         say(
             fails_at_first=1 / one_in if one_in else 0.0,
@@ -274,19 +290,18 @@ async def deferred(options: argparse.Namespace) -> None:
             if "later" in value:
                 stream.defer(HOUR)
 
-    with directory() as at:
-        broker = await filled(at, ())
-        bench = Bench(at, 0.0, lambda n, key: None, work, deferral=True)
+    async with place(options) as at:
+        bench = Bench(at, options, lambda n, key: None, work, deferral=True)
         async with bench.running():
-            await send(broker, map(user, range(1_000)))
+            await at.send(map(user, range(1_000)))
             await bench.worker.used_up()
             idle = dict.fromkeys(("VmRSS", "RssAnon"), 0.0)
             parked = 0
             for count in (0, *options.parked):
-                await send(broker, (f"later-{n:08}" for n in range(parked, count)), later=True)
+                await at.send((f"later-{n:08}" for n in range(parked, count)), later=True)
                 parked = count
                 await bench.worker.used_up()
-                wall, used = await _commits(bench.worker, broker)
+                wall, used = await _commits(bench.worker, at)
                 gc.collect()
                 now = {field: memory(field) for field in idle}
                 idle = idle if count else now
@@ -297,16 +312,15 @@ async def deferred(options: argparse.Namespace) -> None:
                     resident_over_idle_mb=now["VmRSS"] - idle["VmRSS"],
                     own_over_idle_mb=now["RssAnon"] - idle["RssAnon"],
                 )
-        await broker.close()
 
 
-async def _commits(worker: Worker, broker: Broker) -> tuple[float, float]:
+async def _commits(worker: Worker, at: Place) -> tuple[float, float]:
     """Commit a few events a few times; return the median time and processor time of a commit, in seconds."""
     assert worker.assignment is not None, "it has an agent"
     walls, useds = [], []
     for _ in range(COMMITS):
         reached = [source.reached or 0 for source in worker.assignment.sources.values()]
-        await send(broker, map(user, range(20)))
+        await at.send(map(user, range(20)))
         while sum(source.reached or 0 for source in worker.assignment.sources.values()) < sum(reached) + 20:
             await asyncio.sleep(0.001)
         while worker.assignment.backlog:
@@ -322,26 +336,25 @@ async def _commits(worker: Worker, broker: Broker) -> tuple[float, float]:
 
 
 async def cpu(options: argparse.Namespace) -> None:
-    """Make calls in a hundred bare coroutines, then in an agent that has a hundred under way."""
+    """Make calls in bare coroutines, then in an agent that has as many under way."""
     for name, run in (("bare", _bare), ("agentic", _agent)):
         progress = Progress(options.events)
-        with directory() as at:
-            broker = await filled(at, map(user, range(options.events)))
-            await run(at, broker, options.call, progress)
-            await broker.close()
+        async with place(options, map(user, range(options.events))) as at:
+            await run(at, options, progress)
         say(by=name, events_per_s=progress.rate, cpu_s_per_million=progress.cpu)
 
 
-async def _agent(at: pathlib.Path, broker: Broker, call: float, progress: Progress) -> None:
-    async with Bench(at, call, lambda n, key: progress.note()).running():
+async def _agent(at: Place, options: argparse.Namespace, progress: Progress) -> None:
+    async with Bench(at, options, lambda n, key: progress.note()).running():
         await progress.over.wait()
 
 
-async def _bare(at: pathlib.Path, broker: Broker, call: float, progress: Progress) -> None:
+async def _bare(at: Place, options: argparse.Namespace, progress: Progress) -> None:
     """As many coroutines as there are calls at once, each taking the next record: no order, no commits."""
-    reader = broker.reader({TopicPartition("in", n): 0 for n in range(PARTITIONS)})
-    producer = broker.producer()
-    records: asyncio.Queue[tuple[bytes | None, bytes | None, int]] = asyncio.Queue(AT_ONCE * PARTITIONS)
+    at_once = options.at_once * PARTITIONS
+    reader = at.broker.reader({TopicPartition(f"{at.name}-in", n): 0 for n in range(PARTITIONS)})
+    producer = at.broker.producer()
+    records: asyncio.Queue[tuple[bytes | None, bytes | None, int]] = asyncio.Queue(at_once)
 
     async def read() -> None:
         while True:
@@ -353,11 +366,11 @@ async def _bare(at: pathlib.Path, broker: Broker, call: float, progress: Progres
         while True:
             key, data, timestamp = await records.get()
             value = json.loads(data or b"")
-            await asyncio.sleep(call)
+            await asyncio.sleep(options.call)
             progress.note()
-            producer.send("out", key, json.dumps(value).encode(), timestamp)
+            producer.send(f"{at.name}-out", key, json.dumps(value).encode(), timestamp)
 
-    tasks = [asyncio.create_task(read()), *(asyncio.create_task(handle()) for _ in range(AT_ONCE * PARTITIONS))]
+    tasks = [asyncio.create_task(read()), *(asyncio.create_task(handle()) for _ in range(at_once))]
     await progress.over.wait()
     for task in tasks:
         task.cancel()
@@ -380,10 +393,12 @@ def main() -> None:
     parser.add_argument("command", choices=[*COMMANDS, "all"])
     parser.add_argument("--events", type=int, default=20_000)
     parser.add_argument("--call", type=float, default=0.05, help="seconds that a call takes")
+    parser.add_argument("--at-once", type=int, default=25, help="calls at once in each partition")
     parser.add_argument("--share", type=float, default=0.2, help="of the hot key in all events")
     parser.add_argument(
         "--parked", type=lambda text: [int(n) for n in text.split(",")], default=[1_000, 10_000, 100_000]
     )
+    parser.add_argument("--broker", help="kafka://HOST:PORT in place of a fresh embedded log")
     options = parser.parse_args()
     if options.command == "all":
         # Each in a process of its own, since memory is a process's.
