@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from agentic.codecs.base import type_name
 from agentic.codecs.json import Typed
 from agentic.codecs.raw import Raw, Text
 from agentic.core import versioned
@@ -222,13 +223,21 @@ class TableView:
         if row is None:
             row = self._rows.get(raw)
             if row is None:
-                row = self._load(raw)
+                try:
+                    row = self._load(raw)
+                except ValueError as error:
+                    raise self._unreadable(raw, error) from error
             if self.shared:
                 self.read.setdefault(raw, row)
         entry = row[0]
         if entry is None:
             return MISSING
-        return entry if self._value_of is None else self._value_of(entry)
+        if self._value_of is None:
+            return entry
+        try:
+            return self._value_of(entry)
+        except ValueError as error:
+            raise self._unreadable(raw, error) from error
 
     def set(self, key: Any, value: Any) -> None:
         event = self._slot.working_on
@@ -288,10 +297,16 @@ class TableView:
         return self.buffer.pairs(self.overlay, low, high, reverse=reverse)
 
     def _decoded(self, rows: Iterator[tuple[bytes, Any]]) -> Iterator[tuple[Any, Any]]:
-        decode, value_of = self.layout.decode_key, self._value_of
-        if value_of is None:
-            return ((decode(raw), entry) for raw, entry in rows)
-        return ((decode(raw), value_of(entry)) for raw, entry in rows)
+        decode, value_of, raw = self.layout.decode_key, self._value_of, None
+        try:
+            if value_of is None:
+                for raw, entry in rows:
+                    yield decode(raw), entry
+            else:
+                for raw, entry in rows:
+                    yield decode(raw), value_of(entry)
+        except ValueError as error:
+            raise self._unreadable(raw, error) from error
 
     def count(self) -> int:
         if self._slot.working_on is None:
@@ -401,6 +416,20 @@ class TableView:
             return self._keys.from_wire(event.raw_key) == raw
         except CodecError:
             return False  # keys of the topic are of another type
+
+    def _unreadable(self, raw: bytes | None, error: ValueError) -> CodecError:
+        """Return the error for a row that is of another declaration; in a scan the last one that was met."""
+        table = self.table
+        row = (
+            "the first row of a scan"
+            if raw is None
+            else f"the row of key {self._keys.decode(raw)!r:.200}, or the next,"
+        )
+        return CodecError(
+            f"table {table.name!r}: {row} is not {type_name(getattr(table.value, 'declared', type(table.value)))}: "
+            f"{error}; it was written when the table had values of another type: declare that one again, or give the "
+            "table another name and bring its rows over by 'agentic tables dump' and 'load'"
+        )
 
     def _no_event(self) -> AgenticError:
         agent = self._slot.agent.name
@@ -565,7 +594,10 @@ class VersionedView(TableView):
     def _versions(self, raw: bytes) -> versioned.Versions:
         row = self.overlay.get(raw)
         if row is None:
-            row = self._rows.get(raw) or self._load(raw)
+            try:
+                row = self._rows.get(raw) or self._load(raw)
+            except ValueError as error:
+                raise self._unreadable(raw, error) from error
             if self.shared:
                 self.read.setdefault(raw, row)
         return versioned.EMPTY if row[0] is None else row[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -727,6 +727,43 @@ def test_what_cannot_be_written_is_refused_where_it_is_assigned() -> None:
     refusal(huge, CodecError, "value of table 'rows'", value=int)
     refusal(nothing, CodecError, "value of table 'rows': nan has no JSON", value=float)
     refusal(long, CodecError, "key of table 'rows': 70,000 bytes long; at most 65,536", value=int)
+
+
+def keeping(type_: Any, look: Callable[[Table[str, Any]], Any], **options: Any) -> tuple[App, Topic[str, int]]:
+    app = App("typed", topic_partitions=1)
+    calls = app.topic("calls", key=str, value=int)
+    table = app.table("rows", key=str, value=type_, **options)
+
+    @app.agent(calls, tables=[table])
+    async def use(stream: Stream[int]) -> None:
+        async for _ in stream:
+            look(table)
+
+    return app, calls
+
+
+@pytest.mark.parametrize(
+    ("type_", "options"),
+    [
+        (int, {}),
+        (float, {}),
+        (list, {}),
+        (float, {"versioned": timedelta(hours=1)}),
+        (int, {"ttl": timedelta(hours=1)}),
+    ],
+)
+@pytest.mark.parametrize("look", [lambda rows: rows["k"], lambda rows: list(rows.items())])
+def test_a_row_of_another_type_is_named_with_the_way_out(
+    type_: Any, options: dict[str, Any], look: Callable[[Table[str, Any]], Any]
+) -> None:
+    before, calls = keeping(dict, lambda rows: rows.update(k={"a": 1}))
+    after, again = keeping(type_, look, **options)
+    with TestDriver(before) as driver:
+        driver.send(calls, 1, key="k")
+        driver.app = after
+        driver.crash()
+        with pytest.raises(AgentFailed, match=r"table 'rows': the (row of key 'k'|first row).*another type: declare"):
+            driver.send(again, 1, key="k")
 
 
 def test_tables_of_other_types_have_other_shapes() -> None:

@@ -144,15 +144,20 @@ def _described(txn: Any, db: Any) -> Described:
 
 
 def _compare(path: Path, found: Described, identity: Mapping[str, str], tables: Mapping[str, str]) -> None:
-    way_out = "run 'agentic reset', or give another state_dir"
     for what in {**found.identity, **identity}:
         theirs, ours = found.identity.get(what), identity.get(what)
         if theirs != ours:
-            raise StateMismatch(f"{path}: the state of {what} {theirs!r}, not of {ours!r}; {way_out}")
+            raise StateMismatch(
+                f"{path}: the state of {what} {theirs!r}, not of {ours!r}; move its directory away, "
+                "the changelog restores what belongs here, or give another state_dir"
+            )
     for table, types in tables.items():
         theirs = found.tables.get(table, types)
         if theirs != types:
-            raise StateMismatch(f"{path}: table {table!r} was declared as {theirs}, and is now {types}; {way_out}")
+            raise StateMismatch(
+                f"{path}: table {table!r} was declared as {theirs}, and is now {types}; run 'agentic reset', or give "
+                "another state_dir"
+            )
 
 
 def _foreign(path: Path) -> StorageCorrupt:
