@@ -95,7 +95,8 @@ class Agent:
         for source in sources:
             if not isinstance(source, Source):
                 raise ConfigurationError(
-                    f"agent {name!r}: it can't read {source!r}; give a topic made by app.topic(…), or topic.filter(…)"
+                    f"agent {name!r}: it can't read {source!r}; give a topic made by app.topic(…), topic.filter(…), "
+                    "topic.group_by(…), table.changes(), or of a table with windows emit_final(), emit_update() or late"
                 )
         if to is not None and not isinstance(to, Topic):
             raise ConfigurationError(f"agent {name!r}: to={to!r} is no topic; make one by app.topic(…)")

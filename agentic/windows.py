@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Generic, Literal, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -128,6 +128,22 @@ class Windows(Generic[K]):
         self._windowing = windowing
         self._options = options
 
+    if not TYPE_CHECKING:  # a type checker finds by itself what is missing
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what is missing to whoever takes this for the table: its declaration is not complete.
+
+            Raises:
+                AttributeError: always.
+            """
+            if name.startswith("__"):
+                raise AttributeError(name)
+            raise AttributeError(
+                f"table {self._table.name!r}: no {name!r} before it says what is kept of the values of a window: write "
+                "count(), sum(fn), min(fn), max(fn), mean(fn), collect(limit), top(n), distinct(fn), reduce(fn) or "
+                "aggregate(initial, fn) behind its windows"
+            )
+
     def count(self) -> WindowedTable[K, int]:
         """Count the values."""
         return self._declare("count", Aggregate(int, _count, _plus, first=_one), int)
@@ -225,6 +241,17 @@ class Windows(Generic[K]):
         return WindowedTable(self._table, self._windowing, aggregate, value, shown, self._options)
 
 
+class _OfKey(list[Any]):
+    """The windows of a key. Who adds to them as ``table[key] += 1`` means the table, and is told so."""
+
+    def __init__(self, table: WindowedTable[Any, Any], windows: Iterable[Window[Any, Any]]) -> None:
+        super().__init__(windows)
+        self._table = table
+
+    def __iadd__(self, other: object) -> NoReturn:  # type: ignore[misc]  # nothing can be added to them
+        raise self._table._written()
+
+
 class WindowedTable(Table[K, V]):
     """A table of windows. Made by `Table.tumbling` and the others; see `Windows` for what is kept of a window's values.
 
@@ -301,7 +328,7 @@ class WindowedTable(Table[K, V]):
 
     def __getitem__(self, key: K) -> Any:
         """Return the windows of a key, the newest first."""
-        return self._windows().windows(key, 0, LAST)[::-1]
+        return _OfKey(self, self._windows().windows(key, 0, LAST)[::-1])
 
     def get(self, key: K, default: Any = None) -> Any:
         """Return the windows of a key, the newest first; `default` where there is none."""

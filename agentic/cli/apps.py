@@ -107,7 +107,9 @@ def _missing(name: str, part: str, here: str) -> str:
 
 def _broken(name: str, error: BaseException) -> ConfigurationError:
     """Say what went wrong inside a module and where, as near to the user's own code as can be."""
-    what = str(error) if isinstance(error, AgenticError) else f"{type(error).__name__}: {error}"
+    # The text of a SyntaxError has the place in it; it is said below for all.
+    said = error.msg if isinstance(error, SyntaxError) else str(error)
+    what = said if isinstance(error, AgenticError) else f"{type(error).__name__}: {said}"
     return ConfigurationError(f"module {name!r} can't be imported: {what} ({_place(error)})")
 
 

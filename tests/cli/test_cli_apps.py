@@ -108,7 +108,9 @@ def test_an_error_deep_inside_is_shown_where_the_user_called(shell: Shell) -> No
 
 def test_a_syntax_error_is_shown_with_its_line(shell: Shell) -> None:
     shell.write("typo.py", "x = 1\ndef f(:\n")
-    assert shell.error("run", "-A", "typo").endswith("(typo.py, line 2)")
+    line = shell.error("run", "-A", "typo")
+    assert line.endswith(" (typo.py, line 2)")
+    assert line.count("line 2") == 1
 
 
 def test_a_missing_import_inside_the_module_is_not_taken_for_a_missing_module(shell: Shell) -> None:

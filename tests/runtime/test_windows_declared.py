@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from window_support import ms
 
-from agentic import App
+from agentic import App, Stream
 from agentic.errors import ConfigurationError
 
 US = timedelta(microseconds=1)
@@ -119,3 +119,20 @@ def test_a_table_with_windows_stands_in_the_apps_list_in_place_of_the_one_withou
     app = App("right")
     views = app.table("views", key=str, value=int).tumbling(ms(10)).count()
     assert app.tables["views"] is views
+
+
+@pytest.mark.parametrize("use", ["add", "emit_final", "emit_update", "late", "fetch"])
+def test_windows_without_an_aggregate_say_what_is_missing(use: str) -> None:
+    windows = App("wrong").table("views", key=str, value=int).tumbling(ms(10))
+    with pytest.raises(AttributeError, match=rf"^table 'views': no '{use}' before .*count\(\), sum\(fn\), "):
+        getattr(windows, use)
+
+
+def test_a_source_that_is_none_is_refused_with_those_that_there_are() -> None:
+    app = App("wrong")
+    views = app.table("views", key=str, value=int).tumbling(ms(10)).count()
+    for source in (views, views.emit_final):
+        with pytest.raises(ConfigurationError, match=r"^agent 'read': it can't read .*changes\(\).*emit_final\(\)"):
+
+            @app.agent(source)  # type: ignore[arg-type]
+            async def read(stream: Stream[Any]) -> None: ...

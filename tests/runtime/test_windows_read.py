@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -111,6 +112,7 @@ def test_reading_takes_timestamps_as_datetimes_and_no_others() -> None:
     "use",
     [
         lambda views: views.__setitem__("a", 1),
+        lambda views: operator.setitem(views, "a", operator.iadd(views["a"], 1)),
         lambda views: views.__delitem__("a"),
         lambda views: views.pop("a"),
         lambda views: views.setdefault("a", 1),
