@@ -42,10 +42,11 @@ Bytes: TypeAlias = "io.BufferedReader[Any]"
 
 @dataclass
 class Loaded:
-    """How a load went: lines sent, and left out because the topic had them."""
+    """How a load went: lines sent, lines left out because the topic had them, and the least timestamp that was sent."""
 
     sent: int = 0
     skipped: int = 0
+    oldest: int | None = None
 
     @property
     def remark(self) -> str:
@@ -104,6 +105,8 @@ async def load(
                         at = time.time_ns() // 1_000_000 if record.timestamp is None else record.timestamp
                         producer.send(form.topic, record.key, record.value, at, record.headers, record.partition)
                         loaded.sent += 1
+                        if loaded.oldest is None or at < loaded.oldest:
+                            loaded.oldest = at
                     await producer.ready()
                     advance()
             except ConfigurationError as error:

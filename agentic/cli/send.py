@@ -12,8 +12,11 @@ from agentic.cli import base
 from agentic.cli.choice import current
 from agentic.cli.completion import topic_names
 from agentic.cli.lookup import partitions_of
-from agentic.cli.records import Form, typed, when
-from agentic.errors import ConfigurationError, many
+from agentic.cli.records import Form, clock_time, typed, when
+from agentic.errors import BrokerError, ConfigurationError, many
+
+#: Milliseconds from which on records are old enough to ask whether their topic keeps them: hardly any keeps less.
+OLD = 3_600_000
 
 
 @click.command(cls=base.Command)
@@ -70,6 +73,7 @@ def send(
             partitions = await present(topic, app, broker)
             result = await load(broker, form, partitions, jsonl, resume=resume)
             click.echo(f"sent {many(result.sent, 'record')} to {topic}" + result.remark)
+            await _warn_of_retention(topic, result.oldest, broker)
 
         choice.with_broker(send_lines)
         return
@@ -89,8 +93,31 @@ def send(
         finally:
             await producer.close()
         click.echo(f"sent 1 record to {topic}")
+        await _warn_of_retention(topic, at, broker)
 
     choice.with_broker(send_one)
+
+
+async def _warn_of_retention(topic: str, oldest: int | None, broker: Broker) -> None:
+    """Say when records were sent that are older than their topic keeps any: they may be gone before they are read."""
+    now = time.time_ns() // 1_000_000
+    if oldest is None or now - oldest < OLD:
+        return
+    try:
+        kept = (await broker.describe_topic(topic)).retention_ms
+    except BrokerError as error:
+        # Whoever may write to a topic need not have the right to see its properties.
+        click.echo(f"warning: how long {topic} keeps records is not known: {error}", err=True)
+        return
+    if kept is not None and now - oldest > kept:
+        from agentic.cli.topics import span
+
+        click.echo(
+            f"warning: what was sent is as old as {clock_time(oldest)}, and {topic} keeps records for {span(kept)} "
+            "after their timestamps: they may be removed at any moment; a topic whose property retention.ms is -1 "
+            "keeps all",
+            err=True,
+        )
 
 
 async def present(topic: str, app: App | None, broker: Broker) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentic.app import App
+from agentic.brokers import connect
+from agentic.brokers.base import TopicSpec
 from agentic.cli.loading import There
 from agentic.cli.records import Form, Record, line_of, read_line
 from agentic.errors import ConfigurationError
@@ -26,6 +30,41 @@ def lines(*records: dict[str, object]) -> str:
 def values(shell: Shell, topic: str, *options: object) -> list[object]:
     shown = shell.ok("-A", "app", "tail", topic, "--jsonl", "--from-beginning", *options)
     return [json.loads(line)["value"] for line in shown.splitlines()]
+
+
+# -- old records ----------------------------------------------------------------------------------
+
+
+def keeping(retention_ms: int | None) -> None:
+    """Make the topic `words` on the embedded log."""
+
+    async def make() -> None:
+        broker = connect("local://.agentic/log")
+        await broker.open(10)
+        await broker.create_topics([TopicSpec("words", 2, retention_ms=retention_ms)])
+        await broker.close()
+
+    asyncio.run(make())
+
+
+def test_records_that_are_older_than_their_topic_keeps_any_are_told_of(words: Shell) -> None:
+    keeping(7 * 86_400_000)
+    now = time.time_ns() // 1_000_000
+    text = lines({"value": "a", "timestamp": now}, {"value": "b", "timestamp": 5})
+    result = words("-A", "app", "send", "words", "--jsonl", "-", stdin=text)
+    assert result.stdout == "sent 2 records to words\n"
+    assert result.stderr == (
+        "warning: what was sent is as old as 1970-01-01 00:00:00.005Z, and words keeps records for 7 days after their "
+        "timestamps: they may be removed at any moment; a topic whose property retention.ms is -1 keeps all\n"
+    )
+    assert "as old as 1970" in words("-A", "app", "send", "words", "c", "--timestamp", 5).stderr
+    for recent in (now, now - 2 * 3_600_000):
+        assert words("-A", "app", "send", "words", "d", "--timestamp", recent).stderr == ""
+
+
+def test_of_a_topic_that_keeps_all_nothing_is_told(words: Shell) -> None:
+    keeping(None)
+    assert words("-A", "app", "send", "words", "a", "--timestamp", 5).stderr == ""
 
 
 # -- one record -----------------------------------------------------------------------------------

@@ -251,5 +251,11 @@ def test_a_topic_is_described_as_it_was_made(cluster: Cluster) -> None:
             await broker.delete_topics([spec.name])
             with pytest.raises(UnknownTopic, match=spec.name):
                 await broker.describe_topic(spec.name)
+            # Kafka tells of a retention of seven days here as well.
+            compacted = TopicSpec(f"{cluster.name}-compacted", compacted=True)
+            await broker.create_topics([compacted])
+            info = await broker.describe_topic(compacted.name)
+            assert (info.retention_ms, info.retention_bytes, info.compacted) == (None, None, True)
+            await broker.delete_topics([compacted.name])
 
     asyncio.run(scenario())

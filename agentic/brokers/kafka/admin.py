@@ -76,12 +76,15 @@ class Admin:
         values = await self._one(self._client.describe_configs([resource], request_timeout=REQUEST), f"topic {name!r}")
         asked = self._client.describe_topics(TopicCollection([name]), request_timeout=REQUEST)
         description = await self._one(asked, f"topic {name!r}")
+        policy = values["cleanup.policy"].value
+        # A topic that is compacted alone has limits among its properties, and they hold for nothing.
+        expires = "delete" in policy
         return TopicInfo(
             name,
             {tp.partition: (starts[tp], ends[tp]) for tp in tps},
-            _limit(values["retention.ms"].value),
-            _limit(values["retention.bytes"].value),
-            "compact" in values["cleanup.policy"].value,
+            _limit(values["retention.ms"].value) if expires else None,
+            _limit(values["retention.bytes"].value) if expires else None,
+            "compact" in policy,
             str(description.topic_id),
         )
 
