@@ -296,8 +296,9 @@ class Stationed(Crew):
             self._put_off([station], Putting(self._put_off_for(), words(error), True, "event"))
         else:
             done = "dead-lettered" if fate == "dead_letter" else "skipped"
-            # Poison is the agent's own word, and says all there is to say.
-            log.error("%s%s; %s", failure, tries, done, exc_info=None if verdict is Verdict.POISON else error)
+            # Poison is the agent's own word, and says all there is to say; what ended from outside has no frames.
+            plain = verdict is Verdict.POISON or error.__traceback__ is None
+            log.error("%s%s; %s", failure, tries, done, exc_info=None if plain else error)
             self._give_up(station, error, words(error), letter=fate == "dead_letter")
 
     def _put_off_for(self) -> float:

@@ -91,7 +91,11 @@ class Failure:
 FAILURES = [
     Failure(raises, "ValueError: thirteen"),
     Failure(raises_poison, "Poison: thirteen", "poison"),
-    Failure(raises_poison_in_a_group, "ExceptionGroup: both (2 sub-exceptions)", "poison"),
+    Failure(
+        raises_poison_in_a_group,
+        "ExceptionGroup: both (2 sub-exceptions): ValueError: other; Poison: thirteen",
+        "poison",
+    ),
     Failure(raises_fatal, "Fatal: thirteen", "fatal"),
     Failure(asks_for_later, "RetryLater: thirteen (after 5 s)", attempts=Retry().attempts),
     Failure(hangs, "AttemptTimeout: not done within 10 s", options={"timeout": TIMEOUT}),
@@ -639,6 +643,23 @@ def test_the_log_has_a_traceback_of_what_was_not_meant(
     (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert record.getMessage().endswith("x; dead-lettered")
     assert (record.exc_info is not None) == traced
+
+
+def test_a_time_out_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    app = App("logs", topic_partitions=1)
+    src, dead = app.topic("src", value=int), app.topic("dead", value=int)
+
+    @app.agent(src, dead_letter=dead, timeout=TIMEOUT)
+    async def work(stream: Stream[int]) -> None:
+        async for _ in stream:
+            await hangs(stream)
+
+    with TestDriver(app) as driver:
+        driver.send(src, 1)
+        driver.advance(TIMEOUT)
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert record.getMessage().endswith("not done within 10 s; dead-lettered")
+    assert record.exc_info is None
 
 
 # -- a letter that can't be written ---------------------------------------------------------------
