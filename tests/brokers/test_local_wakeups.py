@@ -37,3 +37,28 @@ async def test_a_record_written_between_the_look_and_the_wait_is_heard_of(
         assert [batch.values for batch in batches] == [[b"v"]]
         await reader.close()
         await producer.close()
+
+
+async def test_who_writes_is_woken_once_by_its_own_records_and_not_again_as_by_those_of_others(
+    local_log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with local_log.open() as broker, local_log.open() as other:
+        topic = await local_log.topic(broker)
+        store = broker._store  # type: ignore[attr-defined]
+        producers = {"us": broker.producer(), "others": other.producer()}
+        # It looks round as long as somebody waits.
+        reader = broker.reader({TopicPartition(topic, 0): 0})
+        assert [batch.position for batch in await reader.poll(1)] == [0]
+        await reader.poll(0.001)
+        store._tick()
+        woken: list[str] = []
+        for writer in ("us", "others", "us"):
+            monkeypatch.setattr(store.records, "notify", lambda by=writer: woken.append(by))
+            producers[writer].send(topic, None, b"v", 1)
+            producers[writer]._write()  # type: ignore[attr-defined]
+            store._tick()
+            store._tick()
+        assert woken == ["us", "others", "us"]
+        await reader.close()
+        for producer in producers.values():
+            await producer.close()

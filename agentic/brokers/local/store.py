@@ -68,7 +68,11 @@ class LocalStore:
         with self.environment.write(size) as txn:
             change = LocalChange(self, txn)
             yield change
+            number = txn.id()
         if change.records:
+            if self._seen == number - 1:
+                # Only what others write is news to find; who waits here is told now.
+                self._seen = number
             self.records.notify()
         if change.members:
             self.members.notify()
