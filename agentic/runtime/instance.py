@@ -150,6 +150,9 @@ class Instance(Stream[T]):
         None when there is none by `deadline` of the loop's clock, or the stream is closed.
         """
 
+    def taken(self) -> None:
+        """A list that was gathered by `take` is handed over: it is worked on from now on."""
+
     @abstractmethod
     def put_back(self) -> None:
         """Take the current events as if they had not been begun; nobody has worked on them."""
@@ -416,4 +419,5 @@ class _Take(AsyncIterator[list[T]]):
         if instance.closing:
             instance.abandon()
             raise StopAsyncIteration
+        instance.taken()
         return values

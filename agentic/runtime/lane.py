@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 from agentic.core.stations import Station
 from agentic.core.times import seconds
+from agentic.errors import ConfigurationError
 from agentic.metrics import Metrics
 from agentic.runtime.instance import Instance
 from agentic.runtime.letters import Policy
@@ -69,9 +70,10 @@ class Lane(Instance[T]):
     Attributes:
         stations: those of the current events; several with `take`.
         putting: set when the current events are put off.
+        gathering: does a `take` wait for more events, so that nobody works on those that are there?
     """
 
-    __slots__ = ("_in_turn", "_pool", "putting", "stations", "waiter")
+    __slots__ = ("_in_turn", "_pool", "gathering", "putting", "stations", "waiter")
 
     def __init__(
         self,
@@ -87,6 +89,7 @@ class Lane(Instance[T]):
         self._in_turn = 0
         self.stations: list[Station[Event]] = []
         self.putting: Putting | None = None
+        self.gathering = False
         self.waiter: asyncio.Future[None] | None = None
 
     async def __anext__(self) -> T:
@@ -107,13 +110,28 @@ class Lane(Instance[T]):
             await pool.rest(self)
         return self.event.value  # type: ignore[no-any-return]
 
+    def take(self, n: int, *, within: timedelta | float) -> AsyncIterator[list[T]]:
+        lists = super().take(n, within=within)
+        limit = self.agent.execution.pin_limit
+        if seconds(within) >= limit:
+            raise ConfigurationError(
+                f"agent {self.agent.name!r}: take(within={within!r}) waits for longer than an event may keep the "
+                f"commit position back, pin_limit={limit:g} s: give less, or a greater pin_limit="
+            )
+        return lists
+
     async def another(self, deadline: float) -> Event | None:
+        self.gathering = True
         loop = asyncio.get_running_loop()
         while not self._pool.begin_another(self):
             if self.closing or loop.time() >= deadline:
                 return None
             await self._pool.rest(self, deadline)
         return self.event
+
+    def taken(self) -> None:
+        self.gathering = False
+        self._pool.begin_list(self.stations)
 
     def hold(self, station: Station[Event]) -> None:
         """Have one event more in hand."""
@@ -165,6 +183,7 @@ class Lane(Instance[T]):
         super().abandon()
         self.stations = []
         self.putting = None
+        self.gathering = False
 
     # -- notes of an event that waits for its turn --------------------------------------------
 

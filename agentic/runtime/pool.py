@@ -222,12 +222,15 @@ class Pool(Stationed):
         """Let a lane come and look for an event, unless one is on its way."""
         if self._calling or self._failed or self.closing:
             return
-        if self._idle:
-            self._calling = True
+        while self._idle:
             lane = self._idle.pop()
             assert lane.waiter is not None, "it rests"
-            lane.waiter.set_result(None)
-        elif len(self._lanes) < self.limit and self._started:
+            # One that was cancelled in its rest has only not left yet.
+            if not lane.waiter.done():
+                self._calling = True
+                lane.waiter.set_result(None)
+                return
+        if len(self._lanes) < self.limit and self._started:
             self._calling = True
             self._spawn()
 
@@ -254,16 +257,21 @@ class Pool(Stationed):
         self._idle.append(lane)
         if not self._inbox:
             self.place.drained(self)
+        comes = False
         try:
             await waiter
+            comes = True
         finally:
             lane.waiter = None
             if alarm is not None:
                 alarm.cancel()
             if lane in self._idle:
                 self._idle.remove(lane)
-            else:
+            elif not waiter.cancelled():
                 self._calling = False
+                if not comes:
+                    # It was called, and was cancelled on its way: another one has to come.
+                    self._call()
 
     def _rouse(self, lane: Lane[Any]) -> None:
         if lane.waiter is not None and not lane.waiter.done():
@@ -386,6 +394,14 @@ class Pool(Stationed):
                 self._hand(lane, successor, now)
                 return True
         return self.begin(lane)
+
+    def begin_list(self, stations: Iterable[Station[Event]]) -> None:
+        """The time of the attempts on a list begins when that is handed over."""
+        now = self._loop.time()
+        for station in stations:
+            station.started_at = now
+        if now + self._patience < self._alarm_at:
+            self._arm(now + self._patience)
 
     def _next_is_of(self, station: Station[Event]) -> bool:
         return len(self.stations) < self._most and self._lane_of(self._inbox[0]) == station.lane
@@ -561,6 +577,8 @@ class Pool(Stationed):
             putting = lane.putting
             lane.let_go()
             self._undecided(stations)
+            for station in stations:
+                self._free(station)
             self._put_off(stations, putting)
             return
         if self._in_order:
@@ -661,15 +679,19 @@ class Pool(Stationed):
         """End attempts that take too long."""
         if self._timeout is None:
             return
-        late = [station for station in self.stations.executing if now >= station.started_at + self._timeout]
+        late = [
+            station
+            for station in self.stations.executing
+            if now >= station.started_at + self._timeout and not _is_gathered(station)
+        ]
         for station in late:
             if station.state is State.EXECUTING and station.holder is not None:
                 self._expire(station, AttemptTimeout(f"not done within {self._timeout:g} s"))
                 if self._failed:
                     return
-        oldest = next(iter(self.stations.executing), None)
-        if oldest is not None:
-            self._arm(oldest.started_at + self._timeout)
+        begun = [station.started_at for station in self.stations.executing if not _is_gathered(station)]
+        if begun:
+            self._arm(min(begun) + self._timeout)
 
     def _unpin(self, now: float) -> None:
         """Let nothing that has begun keep the commit position back for longer than the pin limit."""
@@ -692,6 +714,11 @@ class Pool(Stationed):
                 self._pinned(station)
             if self._failed:
                 return
+
+
+def _is_gathered(station: Station[Event]) -> bool:
+    """Is it in a list that waits for more events, so that nobody works on it?"""
+    return station.holder is not None and station.holder.gathering
 
 
 def _is_child(event: Event) -> bool:

@@ -185,16 +185,14 @@ class Stationed(Crew):
         if key is None:
             return
         if self._depth is not None and _is_plain(station.event):
-            self._depth[key] -= 1
-            if not self._depth[key]:
-                del self._depth[key]
+            self._shallower(key)
         parked: list[Station[Event]] = []
         while successor is not None and self._belongs_behind(successor.event):
             # What stood behind an event that was put off waits behind it in the table, too.
             self._park(successor.event, from_station=True)
             self._let_time_go(successor)
             if self._depth is not None:
-                self._depth[successor.event.raw_key or b""] -= 1
+                self._shallower(key)
             parked.append(successor)
             successor = self.stations.withdraw(successor)
         if not self.stations.busy(key) and deferrals.wake(key):
@@ -202,6 +200,13 @@ class Stationed(Crew):
         if self._in_order:
             for each in parked:
                 self._apply_in_turn(each)  # others of its source may have waited for it only
+
+    def _shallower(self, key: bytes) -> None:
+        """An event less of a key is in flight."""
+        assert self._depth is not None, "asked only then"
+        self._depth[key] -= 1
+        if not self._depth[key]:
+            del self._depth[key]
 
     def _belongs_behind(self, event: Event) -> bool:
         """Does an event of its key that was put off hold an event back?"""
@@ -375,7 +380,6 @@ class Stationed(Crew):
         for station in stations:
             if station.state is State.EXECUTING:
                 self.stations.finish(station, station.attempt)
-                self._free(station)
             station.work = NOTHING._replace(putting=putting)
             if self._in_order:
                 self._apply_in_turn(station)
