@@ -85,7 +85,9 @@ class Process:
         return "\n".join(self.lines)
 
 
-def append(directory: pathlib.Path, topic: str, values: Iterable[bytes], partitions: int = 1) -> None:
+def append(
+    directory: pathlib.Path, topic: str, values: Iterable[bytes], partitions: int = 1, key: bytes | None = None
+) -> None:
     """Append values to partition 0 of a topic, which is made if it is missing."""
 
     async def work() -> None:
@@ -95,7 +97,7 @@ def append(directory: pathlib.Path, topic: str, values: Iterable[bytes], partiti
             await broker.create_topics([TopicSpec(topic, partitions)])
         producer = broker.producer()
         for value in values:
-            producer.send(topic, None, value, 1_000, partition=0)
+            producer.send(topic, key, value, 1_000, partition=0)
         await producer.flush()
         await producer.close()
         await broker.close()
