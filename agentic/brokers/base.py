@@ -128,6 +128,11 @@ class TopicInfo:
     id: str = ""
 
     @property
+    def expires(self) -> bool:
+        """Whether records go after a time, or when there are many, the last of their key or not."""
+        return self.retention_ms is not None or self.retention_bytes is not None
+
+    @property
     def partitions(self) -> int:
         return len(self.offsets)
 

@@ -87,10 +87,26 @@ async def mismatches(
                 f"{spec.partitions}: rows would be looked for in the wrong place; 'agentic reset' deletes it with the "
                 "app's state, and the events are counted anew"
             )
-        elif not (await broker.describe_topic(name)).compacted:
+            continue
+        info = await broker.describe_topic(name)
+        if not info.compacted or info.expires:
             yield (
-                f"changelog {name!r} is not compacted, and would lose rows of table {table.name!r} to retention; "
-                "set its cleanup.policy to compact, or let 'agentic reset' delete it"
+                f"changelog {name!r} is {'compacted and has a retention' if info.compacted else 'not compacted'}, and "
+                f"would lose rows of table {table.name!r} to retention; set its cleanup.policy to compact alone, or "
+                "let 'agentic reset' delete it"
+            )
+
+
+async def warn_of_retention(tables: Iterable[Table[Any, Any]], broker: Broker) -> None:
+    """Say of which tables that a topic fills rows will be lost, since the topic keeps its records for a time only."""
+    for table in tables:
+        name = table.changelog_topic
+        if name is not None and (await broker.describe_topic(name)).expires:
+            log.warning(
+                "topic %s fills table %s and has a retention: rows that have not been updated for longer are lost with "
+                "the local store; set its cleanup.policy to compact, or its retention.ms to -1",
+                name,
+                table.name,
             )
 
 
@@ -120,7 +136,7 @@ async def ensure(agents: Sequence[Agent], counts: Mapping[str, int], broker: Bro
 
     Raises:
         CoPartitionError: see `partitions_of`.
-        StateMismatch: a changelog has another number of partitions, or is not compacted. None was made.
+        StateMismatch: a changelog has another number of partitions, or may lose rows. None was made.
     """
     specs = wanted(agents, counts)
     existing = await broker.topics()
@@ -134,3 +150,5 @@ async def ensure(agents: Sequence[Agent], counts: Mapping[str, int], broker: Bro
             log.info("another worker was first to make %s", named("changelog", [spec.name for spec in missing]))
         else:
             log.info("made %s", named("changelog", [spec.name for spec in missing]))
+    filled = dict.fromkeys(table for agent in agents for table in agent.tables if table.source is not None)
+    await warn_of_retention(filled, broker)

@@ -19,6 +19,7 @@ from agentic import codecs
 from agentic.brokers.base import Batch, Broker, TopicInfo, TopicPartition
 from agentic.errors import BrokerUnavailable, CodecError, DecodeFailed
 from agentic.metrics import Metrics
+from agentic.runtime.changelogs import warn_of_retention
 from agentic.runtime.outbox import AGAIN
 from agentic.runtime.recovery import Progress
 from agentic.runtime.state import WRITTEN, as_mark, number
@@ -200,6 +201,7 @@ class Globals:
             store = await self._stores.open(f"global {table.name}", {table.name: table.shape})
             copy = Copy(table, store, self._settings.cache_bytes // (2 * len(self._tables)))
             self._copies.setdefault(table.source_topic.name, []).append(copy)
+        await warn_of_retention(self._tables, self._broker)
         for topic, copies in self._copies.items():
             info = await self._broker.describe_topic(topic)
             for copy in copies:

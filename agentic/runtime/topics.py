@@ -16,6 +16,9 @@ from agentic.topic import Topic
 
 log = logging.getLogger("agentic.worker")
 
+#: Of a topic whose records must not go.
+_FOR_EVER = {"retention.ms": "-1"}
+
 
 def needed(app: App, existing: Mapping[str, int]) -> dict[str, TopicSpec]:
     """Return what each topic of the app should be like, by name; an undeclared dead letter topic too.
@@ -32,8 +35,17 @@ def needed(app: App, existing: Mapping[str, int]) -> dict[str, TopicSpec]:
     letters = (agent.execution.dead_letter for agent in app.agents.values())
     for name in sorted({dead_letter or "", *(topic.name for topic in letters if topic is not None)} & set(specs)):
         # A letter has the time of its event, which may be long ago: it must not be gone before anyone has seen it.
-        specs[name] = replace(specs[name], config={"retention.ms": "-1", **specs[name].config})
+        specs[name] = replace(specs[name], config={**_FOR_EVER, **specs[name].config})
+    for name in sorted(_filling(app) & set(specs)):
+        # The table is restored from it: each row is there as long as its last record.
+        specs[name] = replace(specs[name], config={**_FOR_EVER, **specs[name].config})
     return specs
+
+
+def _filling(app: App) -> set[str]:
+    """Return the names of topics that fill tables."""
+    tables = app.tables.values()
+    return {name for table in tables if table.spec(1) is None and (name := table.changelog_topic) is not None}
 
 
 def _regrouped(app: App, existing: Mapping[str, int], specs: Mapping[str, TopicSpec]) -> dict[str, int]:

@@ -12,8 +12,9 @@ import pytest
 from agentic import App, Stream
 from agentic.brokers.base import TopicInfo, TopicSpec
 from agentic.brokers.memory import MemoryBroker
-from agentic.errors import BrokerUnavailable, CoPartitionError, TopicExists, UnknownTopic
+from agentic.errors import BrokerUnavailable, CoPartitionError, StateMismatch, TopicExists, UnknownTopic
 from agentic.runtime import changelogs, topics, worker
+from agentic.runtime.stores import MemoryStores
 from agentic.runtime.worker import Worker
 
 
@@ -159,6 +160,58 @@ def started_on(broker: NewlyUp, **settings: Any) -> BaseException | None:
         return None
 
     return asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_changelog_that_may_lose_rows_is_refused(compacted: bool) -> None:
+    async def scenario() -> None:
+        app = app_with_topics()
+        rows = app.table("rows", key=str, value=int)
+
+        @app.agent(app.topics["orders"])
+        async def look(stream: Stream[Any]) -> None:
+            async for event in stream.events():
+                rows.get(event.key)
+
+        broker = MemoryBroker()
+        retention = 1000 if compacted else None
+        log = TopicSpec("shop-rows-changelog", 3, compacted=compacted, retention_ms=retention)
+        await broker.create_topics([log])
+        with pytest.raises(
+            StateMismatch, match=r"would lose rows of table 'rows' to retention; set its cleanup.policy"
+        ):
+            await Worker(app, broker=broker, stores=MemoryStores()).start()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("retention", [None, 1000])
+def test_a_topic_that_fills_tables_and_may_lose_rows_is_warned_of(
+    retention: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        app = App("shop", topic_partitions=1, broker="memory://")
+        moves = app.topic("moves", key=str, value=int)
+        app.global_table("everywhere", moves)
+        rows = app.table("rows", source=moves)
+
+        @app.agent(moves, tables=[rows])
+        async def look(stream: Stream[Any]) -> None:
+            async for event in stream.events():
+                rows.get(event.key)
+
+        assert topics.needed(app, {})["moves"].config["retention.ms"] == "-1", "what the app makes itself loses nothing"
+        broker = MemoryBroker()
+        await broker.create_topics([TopicSpec("moves", 1, retention_ms=retention)])
+        worker = Worker(app, broker=broker, stores=MemoryStores())
+        await worker.start()
+        await worker.stop()
+
+    asyncio.run(scenario())
+    warned = [record.getMessage() for record in caplog.records if "has a retention" in record.getMessage()]
+    found = sorted(message.split(":")[0] for message in warned)
+    expected = [f"topic moves fills table {name} and has a retention" for name in ("everywhere", "rows")]
+    assert found == (expected if retention else [])
 
 
 def test_a_broker_that_has_only_just_come_up_is_asked_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
