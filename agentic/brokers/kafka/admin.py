@@ -232,7 +232,7 @@ class Admin:
                 return {}
             raise translate(problem, f"group {group!r}") from problem
         return {
-            TopicPartition(p.topic, p.partition): Position(p.offset, p.metadata or "")
+            TopicPartition(p.topic, p.partition): Position(p.offset, metadata_of(p))
             for p in answer.topic_partitions
             if p.offset >= 0
         }
@@ -337,6 +337,14 @@ def _rank(member: Any) -> tuple[bool, str]:
     """Order a group's members as `range` does, while the broker names them in no order: static ones first, by id."""
     static = member.group_instance_id
     return not static, static or member.member_id
+
+
+def metadata_of(partition: ck.TopicPartition) -> str:
+    """Return what was committed beside an offset; nothing where that is no text, as Kafka Streams' is: it is not ours."""
+    try:
+        return partition.metadata or ""
+    except UnicodeDecodeError:
+        return ""
 
 
 def _limit(text: str) -> int | None:
