@@ -340,7 +340,7 @@ def _rank(member: Any) -> tuple[bool, str]:
 
 
 def metadata_of(partition: ck.TopicPartition) -> str:
-    """Return what was committed beside an offset; nothing where that is no text, as of Kafka Streams: it is not ours."""
+    """Return what was committed beside an offset; nothing where it is no text, as of Kafka Streams."""
     try:
         return partition.metadata or ""
     except UnicodeDecodeError:
