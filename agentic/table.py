@@ -166,6 +166,11 @@ class Table(MutableMapping[K, V]):
         self.check_keys = check_keys
         self.home = home
         self._changes: Changes[K] | None = None
+        if (spec := self.spec(1)) is not None and not TOPIC_NAME.fullmatch(spec.name):
+            raise ConfigurationError(
+                f"table {name!r}: its changelog would be {spec.name!r}, of {len(spec.name)} characters, and a topic's "
+                "name has at most 249: shorten the app's name or the table's"
+            )
 
     @property
     def ttl_ms(self) -> int | None:

@@ -42,6 +42,14 @@ def test_a_timestamp_that_is_no_plain_function_is_refused(fn: Any) -> None:
         App("shop").topic("numbers", timestamp=fn)
 
 
+def test_a_table_whose_changelog_no_broker_would_take_is_refused() -> None:
+    app = App("a" * 100)
+    assert app.table("b" * 138, key=str).changelog_topic == f"{'a' * 100}-{'b' * 138}-changelog"
+    app.table("c" * 139, key=str, changelog=False)
+    with pytest.raises(ConfigurationError, match="of 250 characters, and a topic's name has at most 249"):
+        app.table("d" * 139, key=str)
+
+
 @pytest.mark.parametrize("declare", [App.table, App.global_table])
 def test_a_part_of_a_topic_fills_no_table(declare: Any) -> None:
     app = App("shop")
