@@ -182,12 +182,11 @@ class Checkpointer:
     async def _log_changes(self, states: Sequence[TaskState]) -> None:
         """Send the changed rows to the changelogs; others get a turn of the loop between."""
         send = self._outbox.producer.send
-        sent = 0
         for state in states:
-            for record in state.changes():
-                send(*record)
-                sent += 1
-                if sent % TURN == 0:
+            for topic, rows in state.changes():
+                for begin in range(0, len(rows), TURN):
+                    for key, value, timestamp in rows[begin : begin + TURN]:
+                        send(topic, key, value, timestamp, None, state.partition)
                     await asyncio.sleep(0)
 
     async def _ends(self, states: Sequence[TaskState]) -> dict[TopicPartition, int]:

@@ -150,8 +150,8 @@ class PanedView(WindowedView):
         operator = self._operator
         for pane, raw, row, _ in self._writes:
             pane.dirty[raw] = row
-            if row[0] is None and raw not in pane.saved:
-                del pane.dirty[raw]
+            if row[0] is None:
+                pane.erased(raw)
         self._writes.clear()
         if self._time > operator.time:
             operator.move_to(self._time)

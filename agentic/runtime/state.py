@@ -20,11 +20,10 @@ from agentic.runtime.replay import Replay, Replayed, replay
 from agentic.runtime.stores import Stores
 from agentic.runtime.tables import CLOSED, ExpiringView, FedVersionedView, FedView, Layout, TableView, VersionedView
 from agentic.state.base import Store
-from agentic.state.buffer import TableBuffer, store_rows
+from agentic.state.buffer import Encoded, TableBuffer, store_rows
 from agentic.state.envelope import unwrap
 from agentic.state.panes import PanedBuffer
 from agentic.table import Table
-from agentic.topic import Outgoing
 from agentic.windows import WindowedTable
 
 
@@ -106,9 +105,9 @@ class TaskState:
         self._partitions = partitions
         self._layouts = {table: Layout(table) for table in tables}
         self.buffers: dict[Table[Any, Any], TableBuffer[Any]] = {
-            table: (PanedBuffer if isinstance(table, WindowedTable) else TableBuffer)(
-                table.name, store, load=layout.load, dump=layout.dump
-            )
+            table: PanedBuffer(table.name, store, load=layout.load, dump=layout.dump, dump_value=layout.dump_value)
+            if isinstance(table, WindowedTable)
+            else TableBuffer(table.name, store, load=layout.load, dump=layout.dump)
             for table, layout in self._layouts.items()
         }
         #: For each table the changelog offset up to which the store has its rows.
@@ -131,7 +130,7 @@ class TaskState:
                 known = number(store.mark(observed(table)))
                 buffer.observed = NOTHING_OBSERVED if known is None else known
         self._observed: dict[Table[Any, Any], int] = {}
-        self._encoded: dict[Table[Any, Any], list[tuple[bytes, bytes | None, int]]] = {}
+        self._encoded: dict[Table[Any, Any], Encoded] = {}
         self.closed = False
 
     def layout(self, table: Table[Any, Any]) -> Layout:
@@ -210,17 +209,18 @@ class TaskState:
         self._observed = {table: self.buffers[table].observed for table in self.buffers if table.versioned is not None}
         return any(taken)
 
-    def changes(self) -> Iterator[Outgoing]:
-        """Encode what the checkpoint writes; yield a record for each changed row of a table with its own changelog."""
+    def changes(self) -> Iterator[tuple[str, Encoded]]:
+        """Encode what the checkpoint writes; yield the changelog of each table with its own, and its rows."""
         for table, buffer in self.buffers.items():
             encoded = self._encoded[table] = buffer.encode()
             topic = table.changelog_topic
             if topic is None or table.source is not None:
                 continue
-            keys = self._layouts[table].keys
-            for key, value, timestamp in encoded:
-                wire = key if keys.identity else keys.to_wire(key)
-                yield (topic, wire, value, timestamp, None, self.partition)
+            layout = self._layouts[table]
+            if not layout.same_in_changelog:
+                to_wire = layout.keys.to_wire
+                encoded = [(to_wire(key), value, timestamp) for key, value, timestamp in encoded]
+            yield topic, encoded
 
     def logged(self) -> list[TopicPartition]:
         """Return the changelog partitions to which the checkpoint writes."""

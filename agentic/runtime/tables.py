@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 CLOSED: Final = object()
 _CLOSED = b"\0closed"
 _TIMES = struct.Struct(">qqq")
+#: Makes JSON of an integer, in one call of C.
+_DECIMAL: Final[Callable[[int], bytes]] = b"%d".__mod__
 #: Types whose values stay what they are: the bytes of such a key can be remembered.
 IMMUTABLE = frozenset((str, bytes, int))
 #: Integers below this, either sign, are known to have bytes; others show it when they are assigned.
@@ -48,6 +50,7 @@ class Layout:
 
     Attributes:
         keys: between keys, their bytes in the store and their bytes in the changelog.
+        same_in_changelog: are these the same?
         scalar: the type whose values are kept as they are, since nobody can change them in place; None:
             entries are the codec's bytes.
         load: makes an entry of a stored value.
@@ -58,6 +61,7 @@ class Layout:
     def __init__(self, table: Table[Any, Any]) -> None:
         codec = table.value
         self.keys: KeyFormat = key_format(getattr(table.key, "declared", None), table.key)
+        self.same_in_changelog = self.keys.identity
         #: All rows of the table itself are from this key on.
         self.first = b""
         self.scalar: type | None = None
@@ -72,6 +76,8 @@ class Layout:
             # An entry is what the versions of a key are: immutable, with values as the codec's bytes.
             self.scalar, self.load, self.dump = None, versioned.decode, versioned.encode
             self.value_of = _latest_by(codec.decode)
+        #: As `dump`, for rows of which it is known that they are values.
+        self.dump_value = _DECIMAL if self.scalar is int else self.dump
         if isinstance(table, WindowedTable):
             self.keys = WindowKeys(self.keys, sessions=isinstance(table.windowing, SessionWindows))
             self.first = FIRST

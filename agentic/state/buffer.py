@@ -11,7 +11,7 @@ are committed. Until then a crash leaves the store as it was.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import gt, lt
 from typing import Any, Final, Generic, TypeVar
 
@@ -23,6 +23,8 @@ E = TypeVar("E")
 
 #: A row in memory: its entry (what the table makes of a value; None where there is no row), its timestamp in ms.
 Row = tuple[Any, int]
+#: Rows as a checkpoint writes them, by key: key, value's bytes or None where the row is gone, timestamp in ms.
+Encoded = list[tuple[bytes, bytes | None, int]]
 
 ABSENT: Final[Row] = (None, 0)
 #: Bytes that a row costs in memory beside its key and value: two dict places, a tuple, three objects' heads.
@@ -238,8 +240,8 @@ class TableBuffer(Generic[E]):
             self.order, self._flushing_order = [], sorted(self._flushing)
         return len(self._flushing)
 
-    def encode(self) -> list[tuple[bytes, bytes | None, int]]:
-        """Return the rows of the checkpoint that is under way, by key: key, value's bytes, timestamp."""
+    def encode(self) -> Encoded:
+        """Return the rows of the checkpoint that is under way."""
         dump = self._dump
         encoded = [
             (key, None if entry is None else dump(entry), timestamp)
@@ -263,13 +265,13 @@ class TableBuffer(Generic[E]):
         """About how many bytes of memory a row takes."""
         return self._mean + ROW_OVERHEAD
 
-    def _measure(self, encoded: Sequence[tuple[bytes, bytes | None, int]]) -> None:
+    def _measure(self, encoded: Encoded) -> None:
         """Learn from a checkpoint's rows how large they are."""
         if encoded:
             mean = sum(len(key) + len(value or b"") for key, value, _ in encoded) / len(encoded)
             self._mean += (mean - self._mean) / 4
 
 
-def store_rows(encoded: list[tuple[bytes, bytes | None, int]]) -> list[tuple[bytes, bytes | None]]:
+def store_rows(encoded: Encoded) -> list[tuple[bytes, bytes | None]]:
     """Return encoded rows as a store takes them."""
     return [(key, None if value is None else wrap(value, timestamp)) for key, value, timestamp in encoded]

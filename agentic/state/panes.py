@@ -8,11 +8,13 @@ they are given out and forgotten before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, TypeVar
 
-from agentic.state.buffer import ABSENT, Row, TableBuffer
+from agentic.state.base import Store
+from agentic.state.buffer import ABSENT, Encoded, Row, TableBuffer
 from agentic.state.envelope import unwrap
+from agentic.state.window_keys import TIMES
 
 E = TypeVar("E")
 
@@ -42,6 +44,11 @@ class Pane:
         self.saved: set[bytes] = set()
         self.suffix = start.to_bytes(8, "big")
 
+    def erased(self, key: bytes) -> None:
+        """A completed event has taken a row away: one that no checkpoint has had is gone without a trace."""
+        if key not in self.saved:
+            del self.dirty[key]
+
     def names(self) -> Iterator[bytes]:
         """Iterate over the names of the rows that were written."""
         suffix = self.suffix
@@ -51,15 +58,27 @@ class Pane:
 class PanedBuffer(TableBuffer[E]):
     """A windowed table's rows in one task; see `TableBuffer`. A row that is in no pane is kept as by that.
 
+    Args:
+        dump_value: makes a stored value of an entry in a pane.
+
     Attributes:
         panes: by start; all that are not closed and forgotten.
     """
 
     panes: dict[int, Pane]
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+    def __init__(
+        self,
+        name: str,
+        store: Store,
+        *,
+        load: Callable[[bytes], E],
+        dump: Callable[[E], bytes],
+        dump_value: Callable[[E], bytes],
+    ) -> None:
+        super().__init__(name, store, load=load, dump=dump)
         self.panes = {}
+        self._dump_value = dump_value
         #: Panes with rows in the checkpoint that is under way; some may be closed by now.
         self._flushed: list[Pane] = []
         self._restored = 0
@@ -71,7 +90,9 @@ class PanedBuffer(TableBuffer[E]):
 
     def close(self, start: int) -> Iterator[bytes]:
         """Forget a pane; return the names of its rows that are left to be dropped."""
-        return self.panes.pop(start).names()
+        pane = self.panes.pop(start)
+        pane.dirty.clear()
+        return pane.names()
 
     def restore(self, pane: Pane, key: bytes, row: Row) -> None:
         """Take a row over that the store has, when the task begins."""
@@ -137,13 +158,13 @@ class PanedBuffer(TableBuffer[E]):
                 pane.saved.update(dirty)
         return taken + sum(len(pane.flushing) for pane in self._flushed)
 
-    def encode(self) -> list[tuple[bytes, bytes | None, int]]:
+    def encode(self) -> Encoded:
         encoded = super().encode()
         if not self._flushed:
             return encoded
-        dump = self._dump
+        dump = self._dump_value
         # A pane that is closed by now has its rows dropped, if they were written.
-        over = self._flushing if len(self._flushing) > 1 else ()
+        over = self._flushing if len(self._flushing) > (TIMES in self._flushing) else ()
         for pane in self._flushed:
             suffix = pane.suffix
             rows = [

@@ -370,17 +370,19 @@ class LmdbStore:
         puts: list[tuple[bytes, bytes]] = []
         deletes: list[bytes] = []
         for key, value in changes:
-            if len(key) > SHORT or key <= ZEROS:
-                if len(key) > SHORT:
-                    # Before the row is there: to look in vain costs speed alone.
-                    self._long.add(table)
-                if value is not None:
-                    value = pack(key, value)
-                key = physical(key)
+            if len(key) > SHORT:
+                # Before the row is there: to look in vain costs speed alone.
+                self._long.add(table)
+            elif key > ZEROS:
+                if value is None:
+                    deletes.append(key)
+                else:
+                    puts.append((key, value))
+                continue
             if value is None:
-                deletes.append(key)
+                deletes.append(physical(key))
             else:
-                puts.append((key, value))
+                puts.append((physical(key), pack(key, value)))
         return puts, deletes
 
     def clear(self, table: str) -> None:
