@@ -284,6 +284,8 @@ def _check_together(settings: Settings) -> None:
             fail(name, _TOO_LONG)
     if not _NAME.fullmatch(settings.name):
         fail("name", "use 1 to 200 of the characters A-Z a-z 0-9 . _ -, since topics and the group are named for it")
+    if settings.name in (".", ".."):
+        fail("name", "a directory within state_dir is named for it, and that one stands for another")
     if settings.instance is not None and not _NAME.fullmatch(settings.instance):
         fail("instance", "use 1 to 200 of the characters A-Z a-z 0-9 . _ -")
     if settings.broker.partition("://")[0] not in SCHEMES or "://" not in settings.broker:

@@ -105,13 +105,18 @@ def typed(codec: Codec[Any], text: str, what: str) -> bytes:
     Raises:
         ConfigurationError: it does not fit; names `what`.
     """
-    data = text.encode()
-    if isinstance(codec, Raw | Text):
+    # What was typed may be any bytes, and stands in `text` as Python gives it to a program.
+    data = text.encode(errors="surrogateescape")
+    if isinstance(codec, Raw):
         return data
     try:
+        if isinstance(codec, Text):
+            return text.encode()
         if not isinstance(codec, _JSON):
             return codec.encode(msgspec.json.decode(data))
         return codec.encode(_decoded(codec, data))
+    except UnicodeError as error:
+        raise ConfigurationError(f"{what} {text!r}: it is no UTF-8, as a text must be") from error
     except (ValueError, TypeError, CodecError) as error:
         raise ConfigurationError(f"{what} {text!r}: {error}; it is read as JSON: a text stands in quotes") from error
 

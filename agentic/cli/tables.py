@@ -315,7 +315,7 @@ def _beginning(table: Table[Any, Any], text: str) -> bytes:
     prefix: object = text
     try:
         if declared in (None, bytes):
-            prefix = text.encode()
+            prefix = text.encode(errors="surrogateescape")
         elif get_origin(declared) is tuple:
             parts = msgspec.json.decode(text, type=list[msgspec.Raw])
             # One part more than there are types is a wrong prefix, too.

@@ -87,6 +87,14 @@ def test_a_key_without_a_row_is_an_error(counted: Shell) -> None:
     assert result.stderr.splitlines()[-1] == "Error: table 'totals' has no row of key \"z\""
 
 
+def test_what_is_typed_and_is_no_utf_8_is_bytes_or_an_error(app: Shell) -> None:
+    app.ok("topics", "create", "plain")
+    app.ok("send", "plain", 5, "--key", "\udcff")
+    assert '"key":{"base64":"/w=="}' in app.ok("tail", "plain", "-n", 1, "--jsonl")
+    for table, key in [("totals", "\udcff"), ("latest", "\udcff"), ("cells", '["\udcff", 1]')]:
+        assert "UTF-8" in app.error("tables", "get", table, key)
+
+
 def test_a_row_that_another_partitioner_has_placed_is_found(app: Shell) -> None:
     app.ok("send", "letters", "a", "--key", "a", "--partition", 1)
     run(app)

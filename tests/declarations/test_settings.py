@@ -56,6 +56,12 @@ def test_a_duration_that_no_clock_can_count_is_refused() -> None:
     assert settings.resolve({"name": "shop", "commit_interval": settings.LONGEST}, {})
 
 
+@pytest.mark.parametrize("name", [".", ".."])
+def test_a_name_that_stands_for_another_directory_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"setting 'name': .*: a directory within state_dir is named for it"):
+        App(name)
+
+
 @pytest.mark.parametrize("name", [5, None, ["shop"], b"shop"])
 def test_a_name_that_is_no_string_is_refused(name: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"^setting 'name': .* must be str"):
