@@ -135,38 +135,37 @@ class Deferrals:
         self._base_of = base_of
         #: Rows of events that may be delivered once more: a crash came between their row and their offset.
         self._known: set[tuple[str, int, int]] = set()
-        #: Keys whose first row waits until what was read before it is done again.
-        self._awaiting: dict[bytes, tuple[str, int, int]] = {}
+        #: Keys whose first row waits until what was read before theirs is done again: the first offset of each source.
+        self._awaiting: dict[bytes, dict[tuple[str, int], int]] = {}
         #: key -> the number of the first of its rows; of those that block it, and of what waits behind.
         self._first: dict[bytes, int] = {}
         #: key -> the numbers of those behind, in order; only where there are any.
         self._behind: dict[bytes, deque[int]] = {}
-        #: Keys whose first row waits for events of the key that are in flight.
+        #: Keys whose first row waits for events of the key that are in flight, or are still to be done again.
         self._dormant: set[bytes] = set()
         self._due: list[tuple[int, int]] = []
         #: When those are due that have their queue's first before them, where they wait for a time as well.
         self._later: dict[int, int] = {}
         self._holds = Holds(clocks, self)
         self._next = self._lowest = FIRST
-        #: Where events go that come before dormant ones of their key: the key, the next number, and its place
-        #: among those behind the first.
-        self._wedge: tuple[bytes, int, int] | None = None
+        #: Where events go that stand behind one that was put off, and come before others of their key that are here:
+        #: the next number, and its place among those behind the first.
+        self._wedges: dict[bytes, tuple[int, int]] = {}
         self.parked = 0
         self._restore()
 
     def _restore(self) -> None:
+        for row in self.rows():
+            # What the agent does not read any more does not come again either.
+            if row.topic in self._topics and row.offset >= (self._base_of(row.topic, row.partition) or 0):
+                self._known.add((row.topic, row.partition, row.offset))
+                if row.blocks and row.key is not None:
+                    self._awaiting.setdefault(row.key, {}).setdefault((row.topic, row.partition), row.offset)
         for key, entry in self._buffer.pairs({}):
             number = int.from_bytes(self._number(key), "big")
             self._lowest = min(self._lowest, number)
             self._next = max(self._next, number + 1)
-            row = _decode(entry)
-            place = (row.topic, row.partition, row.offset)
-            again = row.offset >= (self._base_of(row.topic, row.partition) or 0)
-            if again:
-                self._known.add(place)
-            if again and row.blocks and row.key is not None and row.key not in self._first:
-                self._awaiting[row.key] = place
-            self._admit(number, row)
+            self._admit(number, _decode(entry))
 
     def _admit(self, number: int, row: Row) -> None:
         """Take a row into memory."""
@@ -178,6 +177,7 @@ class Deferrals:
         elif self._join_queue(number, row.key, row.due_at):
             if row.key in self._awaiting:
                 self._later[number] = row.due_at
+                self._dormant.add(row.key)
             else:
                 self._wait_until(row.due_at, number)
 
@@ -215,7 +215,6 @@ class Deferrals:
         row = _row(event, due_at, blocks=blocks, holds=putting.hold is not None, failures=failures, why=putting.reason)
         row.since = since
         if event.origin.__class__ is not Parked:
-            self._wedge = None
             if blocks and row.key in self._dormant:
                 self._put_before(row)
                 return
@@ -245,7 +244,7 @@ class Deferrals:
         assert row.key is not None, "it has a queue"
         self._dormant.discard(row.key)
         number = self._lowest = self._lowest - ROOM
-        self._wedge = (row.key, number + 1, 0)
+        self._wedges[row.key] = (number + 1, 0)
         self._write(number, row)
         self.parked += 1
         if row.holds:
@@ -260,11 +259,12 @@ class Deferrals:
         Args:
             from_station: it stood behind the event that was put off last.
         """
-        assert event.raw_key is not None, "a null key has no order"
+        key = event.raw_key
+        assert key is not None, "a null key has no order"
         row = _row(event, 0, blocks=True, holds=True, failures=0, why="")
-        if from_station and self._wedge is not None and self._wedge[0] == event.raw_key:
-            key, number, place = self._wedge
-            self._wedge = (key, number + 1, place + 1)
+        if key in self._wedges and (from_station or self.comes_before(event, key)):
+            number, place = self._wedges[key]
+            self._wedges[key] = (number + 1, place + 1)
             self._write(number, row)
             self.parked += 1
             self._holds.place(row.timestamp)
@@ -274,8 +274,8 @@ class Deferrals:
         self._write(number, row)
         self.parked += 1
         self._holds.place(row.timestamp)
-        if self._join_queue(number, event.raw_key, 0):
-            self._dormant.add(event.raw_key)
+        if self._join_queue(number, key, 0):
+            self._dormant.add(key)
 
     def remove(self, number: int, row: Row) -> None:
         """An event that was put off is complete."""
@@ -290,13 +290,19 @@ class Deferrals:
         """The first of a key's rows is no longer there, or does not block its key any more."""
         assert row.key is not None, "it has a queue"
         behind = self._behind.get(row.key)
+        number, place = self._wedges.pop(row.key, (0, 0))
+        if place:
+            self._wedges[row.key] = (number, place - 1)
         if behind is None:
             del self._first[row.key]
             return
         first = self._first[row.key] = behind.popleft()
         if not behind:
             del self._behind[row.key]
-        self._wait_until(self._later.pop(first, 0), first)
+        if row.key in self._awaiting and not place:
+            self._dormant.add(row.key)
+        else:
+            self._wait_until(self._later.pop(first, 0), first)
 
     # -- coming again -------------------------------------------------------------------------
 
@@ -305,17 +311,16 @@ class Deferrals:
         return bool(self._known) and (event.topic, event.partition, event.offset) in self._known
 
     def comes_before(self, event: Event, key: bytes) -> bool:
-        """Was an event read before all of its key that are here? A crash lets it come again."""
-        place = self._awaiting.get(key)
-        return place is not None and place[:2] == (event.topic, event.partition) and event.offset < place[2]
+        """Was an event read before all of its key and source that are here? A crash lets it come again."""
+        firsts = self._awaiting.get(key)
+        return firsts is not None and event.offset < firsts.get((event.topic, event.partition), 0)
 
     def look_at_bases(self) -> None:
         """Let rows be due before which all is done by now."""
-        for key, (topic, partition, offset) in list(self._awaiting.items()):
-            if (self._base_of(topic, partition) or 0) > offset:
+        for key, firsts in list(self._awaiting.items()):
+            if all((self._base_of(*source) or 0) > offset for source, offset in firsts.items()):
                 del self._awaiting[key]
-                first = self._first[key]
-                self._wait_until(self._later.pop(first, 0), first)
+                self.wake(key)
 
     @property
     def awaits(self) -> bool:
@@ -336,10 +341,11 @@ class Deferrals:
 
     def wake(self, key: bytes) -> bool:
         """No event of a key is in flight any more: let the first that waits for that be due, if there is one."""
-        if key not in self._dormant:
+        if key not in self._dormant or key in self._awaiting:
             return False
         self._dormant.discard(key)
-        self._wait_until(0, self._first[key])
+        first = self._first[key]
+        self._wait_until(self._later.pop(first, 0), first)
         return True
 
     def pop(self, now: int) -> Event | None:

@@ -211,9 +211,7 @@ class Stationed(Crew):
     def _belongs_behind(self, event: Event) -> bool:
         """Does an event of its key that was put off hold an event back?"""
         assert self.deferrals is not None, "asked only then"
-        if not _is_plain(event) or event.raw_key is None or self.deferrals.comes_before(event, event.raw_key):
-            return False
-        return self.deferrals.holds_back(event.raw_key)
+        return _is_plain(event) and event.raw_key is not None and self.deferrals.holds_back(event.raw_key)
 
     # -- an event failed ----------------------------------------------------------------------
 
@@ -403,10 +401,10 @@ class Stationed(Crew):
     def _waits_in_table(self, event: Event, key: bytes) -> bool:
         """Does an event that comes have to wait in the table?"""
         assert self.deferrals is not None, "asked before"
-        if not self.deferrals.blocks(key) or self.deferrals.comes_before(event, key):
+        if not self.deferrals.blocks(key):
             return False
         if not self.deferrals.holds_back(key):
-            return True
+            return not self.deferrals.comes_before(event, key)
         # One of its key may be on its way to the table, and has to come there first.
         last = self.stations.tail(self._lane_of(event))
         return last is None or last.event.origin.__class__ is Parked

@@ -1,0 +1,48 @@
+"""A hot key over a crash: what was read before the events that are parked comes again, and before these."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from agentic import App, Stream
+from agentic.testing import TestDriver
+
+#: More than there is room for in stations, so that the last ones are parked.
+EVENTS = 100
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+@pytest.mark.parametrize("emit", ["completion", "offset"])
+@pytest.mark.parametrize("topics", [1, 2])
+@pytest.mark.parametrize("put_off", [None, 30, 64], ids=["none", "before", "first"])
+def test_a_hot_key_keeps_the_order_of_each_topic_over_a_crash(
+    delivery: Any, emit: Any, topics: int, put_off: int | None
+) -> None:
+    app = App("hot", topic_partitions=1, delivery=delivery)
+    sources = [app.topic(name, key=str, value=int) for name in ("even", "odd")][:topics]
+    sink = app.topic("sink", key=str, value=int)
+    attempts: dict[int, int] = {}
+
+    @app.agent(*sources, to=sink, concurrency=4, emit=emit, hot_key="park")
+    async def work(stream: Stream[int]) -> AsyncIterator[int]:
+        async for n in stream:
+            await asyncio.sleep(1)
+            attempts[n] = attempts.get(n, 0) + 1
+            if n == put_off and attempts[n] == 1:
+                stream.defer(5)
+                continue
+            yield n
+
+    with TestDriver(app) as driver:
+        for n in range(EVENTS):
+            driver.send(sources[n % topics], n, key="ann")
+        driver.advance(10)
+        driver.crash()
+        driver.advance(300)
+        done = [output.value for output in driver.outputs(sink)]
+    for number in range(topics):
+        assert [n for n in done if n % topics == number] == list(range(number, EVENTS, topics))
