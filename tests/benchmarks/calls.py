@@ -293,7 +293,8 @@ async def deferred(options: argparse.Namespace) -> None:
     async with place(options) as at:
         bench = Bench(at, options, lambda n, key: None, work, deferral=True)
         async with bench.running():
-            await at.send(map(user, range(1_000)))
+            # Idle is who has had as many events, and put none off.
+            await at.send(map(user, range(options.parked[-1])))
             await bench.worker.used_up()
             idle = dict.fromkeys(("VmRSS", "RssAnon"), 0.0)
             parked = 0
