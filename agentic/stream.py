@@ -163,8 +163,8 @@ class Stream(ABC, Generic[T]):
     def __aiter__(self) -> AsyncIterator[T]: ...
 
     @abstractmethod
-    def events(self) -> AsyncIterator[Event]:
-        """Iterate over events in place of their values."""
+    def events(self) -> Events:
+        """Iterate over events in place of their values; ``events().take(…)`` over lists of them."""
 
     @abstractmethod
     def take(self, n: int, *, within: timedelta | float) -> AsyncIterator[list[T]]:
@@ -234,6 +234,22 @@ class Stream(ABC, Generic[T]):
         """
 
 
+class Events(AsyncIterator[Event]):
+    """The events of a stream."""
+
+    @abstractmethod
+    def take(self, n: int, *, within: timedelta | float) -> AsyncIterator[list[Event]]:
+        """Iterate over lists of events, as `Stream.take` does over lists of values."""
+
+
+class BlockingEvents(Iterator[Event]):
+    """The events of a stream, in a thread."""
+
+    @abstractmethod
+    def take(self, n: int, *, within: timedelta | float) -> Iterator[list[Event]]:
+        """See `Events.take`."""
+
+
 class BlockingStream(ABC, Generic[T]):
     """The events of an agent that is a plain function and runs in threads (``threads=True``).
 
@@ -255,7 +271,7 @@ class BlockingStream(ABC, Generic[T]):
     def __iter__(self) -> Iterator[T]: ...
 
     @abstractmethod
-    def events(self) -> Iterator[Event]:
+    def events(self) -> BlockingEvents:
         """See `Stream.events`."""
 
     @abstractmethod

@@ -11,7 +11,7 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, NoReturn, Protocol, TypeVar
 
 from agentic.agent import Agent
 from agentic.core.times import seconds
@@ -22,11 +22,16 @@ from agentic.runtime.gate import Inward
 from agentic.runtime.letters import Policy
 from agentic.runtime.outbox import Outbox
 from agentic.runtime.tables import TableView
-from agentic.stream import SAME, Event, HeadersLike, Origin, Reply, Stream, current_outlet
+from agentic.stream import SAME, Event, Events, HeadersLike, Origin, Reply, Stream, current_outlet
 from agentic.table import Table, current_views
 from agentic.topic import Outgoing, Topic
 
 T = TypeVar("T")
+R = TypeVar("R")
+#: Makes of a list of events what the agent gets.
+Shown = Callable[[list[Event]], list[R]]
+#: So often an agent may ask a closed stream for another event.
+PATIENCE = 10
 
 #: A child on its way: who reads it, what makes its origin of the parent's, its key, the key's bytes, its value.
 Child = tuple["Children", Callable[[Origin], Origin], Any, bytes, Any]
@@ -81,6 +86,7 @@ class Instance(Stream[T]):
     __slots__ = (
         "_also",
         "_asked",
+        "_asked_in_vain",
         "_effects",
         "_letters",
         "_metrics",
@@ -126,6 +132,7 @@ class Instance(Stream[T]):
         #: With `take`: the events that are complete together with the current one.
         self._also: list[Event] = []
         self._effects: list[Outgoing] = []
+        self._asked_in_vain = 0
         #: The current events are given up: what goes out in place of their effects.
         self._letters: list[Outgoing] | None = None
 
@@ -157,13 +164,32 @@ class Instance(Stream[T]):
     def put_back(self) -> None:
         """Take the current events as if they had not been begun; nobody has worked on them."""
 
-    def events(self) -> AsyncIterator[Event]:
+    async def end(self) -> NoReturn:
+        """End the iteration: the stream is closed.
+
+        An agent that begins its loop anew, again and again, would keep all others from ending, so it is cancelled.
+        """
+        self._asked_in_vain += 1
+        if self._asked_in_vain > PATIENCE:
+            raise asyncio.CancelledError(f"the stream of agent {self.agent.name!r} is closed")
+        await asyncio.sleep(0)
+        raise StopAsyncIteration
+
+    def gather(self, n: int) -> int:
+        """Take up to `n` more events that are there, and complete together with the current one; return how many."""
+        return 0
+
+    def events(self) -> Events:
         return _Events(self)
 
     def take(self, n: int, *, within: timedelta | float) -> AsyncIterator[list[T]]:
+        return self.lists(n, within, _values)
+
+    def lists(self, n: int, within: timedelta | float, shown: Shown[R]) -> AsyncIterator[list[R]]:
+        """See `Stream.take`."""
         if not isinstance(n, int) or n < 1:
             raise ValueError(f"take({n!r}): take at least 1 event")
-        return _Take(self, n, seconds(within))
+        return _Lists(self, n, seconds(within), shown)
 
     @property
     def attempt(self) -> int:
@@ -383,7 +409,7 @@ class Instance(Stream[T]):
         self.children.clear()
 
 
-class _Events(AsyncIterator[Event]):
+class _Events(Events):
     """The stream's events in place of their values."""
 
     def __init__(self, instance: Instance[Any]) -> None:
@@ -393,25 +419,30 @@ class _Events(AsyncIterator[Event]):
         await self._instance.__anext__()
         return self._instance.event
 
+    def take(self, n: int, *, within: timedelta | float) -> AsyncIterator[list[Event]]:
+        return self._instance.lists(n, within, list)
 
-class _Take(AsyncIterator[list[T]]):
-    """Lists of values whose events are complete together."""
 
-    def __init__(self, instance: Instance[T], n: int, within: float) -> None:
+class _Lists(AsyncIterator[list[R]]):
+    """Lists of events that are complete together, or of what is shown of each."""
+
+    def __init__(self, instance: Instance[Any], n: int, within: float, shown: Shown[R]) -> None:
         self._instance = instance
         self._n = n
         self._within = within
+        self._shown = shown
 
-    async def __anext__(self) -> list[T]:
+    async def __anext__(self) -> list[R]:
         instance = self._instance
-        values = [await instance.__anext__()]
+        await instance.__anext__()
         deadline = asyncio.get_running_loop().time() + self._within
+        gathered = 1
         try:
-            while len(values) < self._n:
-                more = await instance.another(deadline)
-                if more is None:
+            while gathered < self._n:
+                gathered += instance.gather(self._n - gathered)
+                if gathered == self._n or await instance.another(deadline) is None:
                     break
-                values.append(more.value)
+                gathered += 1
         except asyncio.CancelledError:
             # Whoever gave up waiting has not seen the list: it begins again with the same events.
             instance.put_back()
@@ -420,4 +451,8 @@ class _Take(AsyncIterator[list[T]]):
             instance.abandon()
             raise StopAsyncIteration
         instance.taken()
-        return values
+        return self._shown(instance.current())
+
+
+def _values(events: list[Event]) -> list[Any]:
+    return [event.value for event in events]

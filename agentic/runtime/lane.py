@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from agentic.runtime.pool import Pool
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 #: Events after which an instance that never waits lets others have a turn of the loop.
 TURN = 500
@@ -104,14 +105,14 @@ class Lane(Instance[T]):
                 await asyncio.sleep(0)
         while not pool.begin(self):
             if self.closing:
-                # An agent that begins its loop anew, again and again, is to be reached by its cancellation.
-                await asyncio.sleep(0)
-                raise StopAsyncIteration
+                await self.end()
             await pool.rest(self)
         return self.event.value  # type: ignore[no-any-return]
 
-    def take(self, n: int, *, within: timedelta | float) -> AsyncIterator[list[T]]:
-        lists = super().take(n, within=within)
+    def lists(
+        self, n: int, within: timedelta | float, shown: Callable[[list[Event]], list[R]]
+    ) -> AsyncIterator[list[R]]:
+        lists = super().lists(n, within, shown)
         limit = self.agent.execution.pin_limit
         if seconds(within) >= limit:
             raise ConfigurationError(

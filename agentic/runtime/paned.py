@@ -6,7 +6,7 @@ back. Until the event is complete nothing of it is *dirty*, so that no checkpoin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from agentic.core.windows import FixedWindowing, Refused, Update
@@ -15,7 +15,11 @@ from agentic.runtime.tables import MAX_KEY, Layout
 from agentic.runtime.windowing import WindowedView
 from agentic.state.buffer import Row
 from agentic.state.panes import Pane, PanedBuffer
+from agentic.stream import Event
 from agentic.windows import Window, WindowedTable
+
+#: What is put in: key, its bytes, value, timestamp in ms.
+Value = tuple[Any, bytes, Any, int]
 
 
 class PanedView(WindowedView):
@@ -83,49 +87,69 @@ class PanedView(WindowedView):
         if value is None and not self._fixed.takes_null:
             self._refuse("null_value")
             return
-        self._put_in(key, raw, value, event.timestamp if timestamp is None else timestamp)
+        self._put(((key, raw, value, event.timestamp if timestamp is None else timestamp),))
 
-    def _put_in(self, key: Any, raw: bytes, value: Any, timestamp: int) -> None:
-        operator = self._operator
+    def add_many(self, events: Iterable[Event]) -> None:
+        if self._slot.working_on is None:
+            raise self._no_event()
+        same_bytes, takes_null = self._same_bytes, self._fixed.takes_null
+        values: list[Value] = []
+        for event in events:
+            key, value, raw = event.key, event.value, event.raw_key
+            if key is None:
+                self._refuse("null_key")
+            elif value is None and not takes_null:
+                self._refuse("null_value")
+            else:
+                if raw is None or len(raw) > MAX_KEY or event.origin.topic not in same_bytes:
+                    raw = self._admit(key, event)
+                values.append((key, raw, value, event.timestamp))
+        self._put(values)
+
+    def _put(self, values: Iterable[Value]) -> None:
+        """Put values into the panes that they are in."""
         if not self._pending:
             self._touch()
-        if operator.latest is not None and timestamp > operator.latest():
-            self._drops.append("ahead")
-            return
-        self._finals = True
-        if timestamp > self._time:
-            self._time = timestamp
-        close = self._time - self._fixed.grace
-        if not self._from <= timestamp < self._to or self._first_end <= close:
-            refused = self._find(timestamp, close)
-            if refused:
-                self._note_late(key, raw, value, timestamp, refused, close)
-        scalar, writes = self._scalar, self._writes
-        for pane in self._into:
-            rows = pane.rows
-            before = rows.get(raw)
-            old = None
-            if before is None:
-                total, newest = self._begin(value), timestamp
-            else:
-                entry, newest = before
-                if entry is None:
-                    entry, newest = self.buffer.stored_row(pane, raw)
-                old = entry if self._value_of is None else self._value_of(entry)
-                total = self._add(old, value)
-                if newest < timestamp:
-                    newest = timestamp
-            if total.__class__ is scalar:
-                row = rows[raw] = (total, newest)
-            elif total is not None:
-                row = rows[raw] = (self._entry(total), newest)
-            else:
-                # It has been erased by its aggregate (spec, A.5).
-                row = (None, newest)
-                rows.pop(raw, None)
-            writes.append((pane, raw, row, before))
-            if operator.updates:
-                self._updates.append((key, raw, Update(pane.start, pane.end, total, old, newest)))
+        operator, writes = self._operator, self._writes
+        begin, add, value_of, scalar = self._begin, self._add, self._value_of, self._scalar
+        latest, grace = operator.latest, self._fixed.grace
+        for key, raw, value, timestamp in values:
+            if latest is not None and timestamp > latest():
+                self._drops.append("ahead")
+                continue
+            if timestamp > self._time:
+                self._time = timestamp
+            close = self._time - grace
+            if not self._from <= timestamp < self._to or self._first_end <= close:
+                refused = self._find(timestamp, close)
+                if refused:
+                    self._note_late(key, raw, value, timestamp, refused, close)
+            self._finals = True
+            for pane in self._into:
+                rows = pane.rows
+                before = rows.get(raw)
+                old = None
+                if before is None:
+                    total, newest = begin(value), timestamp
+                else:
+                    entry, newest = before
+                    if entry is None:
+                        entry, newest = self.buffer.stored_row(pane, raw)
+                    old = entry if value_of is None else value_of(entry)
+                    total = add(old, value)
+                    if newest < timestamp:
+                        newest = timestamp
+                if total.__class__ is scalar:
+                    row = rows[raw] = (total, newest)
+                elif total is not None:
+                    row = rows[raw] = (self._entry(total), newest)
+                else:
+                    # It has been erased by its aggregate (spec, A.5).
+                    row = (None, newest)
+                    rows.pop(raw, None)
+                writes.append((pane, raw, row, before))
+                if operator.updates:
+                    self._updates.append((key, raw, Update(pane.start, pane.end, total, old, newest)))
 
     def _find(self, timestamp: int, close: int) -> list[Refused]:
         """Find the panes that a time is in; return the windows that are closed."""

@@ -118,6 +118,14 @@ class Slot(Instance[T]):
             self.working_on = event
         return event
 
+    def gather(self, n: int) -> int:
+        inbox = self._inbox
+        more = [inbox.popleft() for _ in range(min(n, len(inbox)))]
+        if more:
+            self._also += [self.event, *more[:-1]]
+            self.working_on = more[-1]
+        return len(more)
+
     def put_back(self) -> None:
         """Take the current events as if they had not been begun; nobody has worked on them."""
         self._inbox.extendleft(reversed(self.current()))
@@ -149,7 +157,7 @@ class Slot(Instance[T]):
         """Return the next event once there is one; ends the iteration when the stream is closed."""
         event = await self._wait_until(None)
         if event is None:
-            raise StopAsyncIteration
+            await self.end()
         return event
 
     def _refill(self) -> bool:
@@ -280,6 +288,14 @@ class WatchingSlot(Slot[T]):
             self._dropped()
             self.working_on = self._also.pop()
             event.origin.retire(event.offset)
+
+    def gather(self, n: int) -> int:
+        if self.looks or self._waiting_children:
+            return 0  # each is to be looked at, and children go first
+        gathered = super().gather(n)
+        if gathered:
+            self.clock = max(self.clock, *(event.timestamp for event in self.current()))
+        return gathered
 
     def _passes(self, event: Event) -> bool:
         if self.shares_tables and not self._also:

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from agentic.errors import AgenticError
 from agentic.runtime.lane import Lane
-from agentic.stream import BlockingStream, Event, HeadersLike, current_outlet
+from agentic.stream import BlockingEvents, BlockingStream, Event, Events, HeadersLike, current_outlet
 from agentic.table import View, current_views, looked_at_in_loop
 from agentic.topic import Topic
 from agentic.windows import Window, WindowView
@@ -157,15 +157,15 @@ class ThreadStream(BlockingStream[T]):
         return self._lane.attempt
 
     def __iter__(self) -> Iterator[T]:
-        return self._iterate(self._lane)
+        return self.iterate(self._lane)
 
-    def events(self) -> Iterator[Event]:
-        return self._iterate(self._lane.events())
+    def events(self) -> BlockingEvents:
+        return _ThreadEvents(self, self._lane.events())
 
     def take(self, n: int, *, within: timedelta | float) -> Iterator[list[T]]:
-        return self._iterate(self._lane.take(n, within=within))
+        return self.iterate(self._lane.take(n, within=within))
 
-    def _iterate(self, over: AsyncIterator[R]) -> Iterator[R]:
+    def iterate(self, over: AsyncIterator[R]) -> Iterator[R]:
         async def step() -> tuple[R] | None:
             try:
                 return (await over.__anext__(),)
@@ -262,6 +262,21 @@ class ThreadLane(Lane[T]):
             return
         for value in result:
             turn.call(self.note, value)
+
+
+class _ThreadEvents(BlockingEvents):
+    """See `ThreadStream.events`."""
+
+    def __init__(self, stream: ThreadStream[Any], events: Events) -> None:
+        self._stream = stream
+        self._events = events
+        self._one_by_one = stream.iterate(events)
+
+    def __next__(self) -> Event:
+        return next(self._one_by_one)
+
+    def take(self, n: int, *, within: timedelta | float) -> Iterator[list[Event]]:
+        return self._stream.iterate(self._events.take(n, within=within))
 
 
 class _Nowhere:

@@ -3,6 +3,7 @@
 
     windows.py add [--open 10000,1000000] [--adds 500000]   microseconds of processor time an add, by how many are open
     windows.py close [--open 1000000]                       windows/s given out, the longest pause of the loop, memory
+    windows.py many [--adds 500000]                         how much faster add_many is than add, an event each
     windows.py days [--keys 2000] [--days 24]               the size of the store's file after each simulated day
     windows.py all
 
@@ -171,6 +172,56 @@ async def _watch(pauses: list[tuple[float, float]]) -> None:
         await asyncio.sleep(0.001)
 
 
+async def many(options: argparse.Namespace) -> None:
+    """Put events into windows one by one, and lists of events at once; beside an agent that only reads them."""
+    read, one, lists = [await _per_event(options, how) for how in ("read", "add", "add_many")]
+    say(
+        read_cpu_us=read,
+        add_cpu_us=one,
+        add_many_cpu_us=lists,
+        whole_ratio=one / lists,
+        ratio_without_reading=(one - read) / (lists - read),
+    )
+
+
+async def _per_event(options: argparse.Namespace, how: str) -> float:
+    """Return the microseconds of processor time that an event takes of a worker."""
+    with tempfile.TemporaryDirectory(prefix="bench-windows-") as directory:
+        app = App("bench", topic_partitions=1, log_level="warning")
+        app.configure(broker=f"local://{directory}/log", state_dir=f"{directory}/state")
+        source = app.topic("in", key=str, value=int)
+        views = app.table("views", key=str, value=int).tumbling(timedelta(hours=1)).count()
+
+        @app.agent(source)
+        async def add(stream: Stream[Any]) -> None:
+            if how == "read":
+                async for _ in stream:
+                    pass
+            elif how == "add":
+                async for value in stream:
+                    views.add(stream.event.key, value)
+            else:
+                async for events in stream.events().take(500, within=0.05):
+                    views.add_many(events)
+
+        worker = Worker(app)
+        await worker.start()
+        producer = worker.broker.producer()
+        choose = random.Random(1)
+        began = time.process_time()
+        for _ in range(0, options.adds, HOT):
+            for _ in range(HOT):
+                producer.send("in", b"key-%08d" % choose.randrange(HOT), b"1", HOUR, partition=0)
+            await producer.flush()
+        await worker.used_up()
+        used = time.process_time() - began
+        await producer.close()
+        await worker.stop()
+        if worker.failure is not None:
+            raise worker.failure
+        return used / options.adds * 1e6
+
+
 async def days(options: argparse.Namespace) -> None:
     """Let a day after the other pass, each hour with a window for each key."""
     with tempfile.TemporaryDirectory(prefix="bench-windows-") as directory:
@@ -182,7 +233,7 @@ async def days(options: argparse.Namespace) -> None:
                 say(day=day, given=bench.given, file_mib=bench.file_mib, rss_mib=memory("VmRSS"))
 
 
-COMMANDS: dict[str, Callable[[argparse.Namespace], Any]] = {"add": add, "close": close, "days": days}
+COMMANDS: dict[str, Callable[[argparse.Namespace], Any]] = {"add": add, "many": many, "close": close, "days": days}
 
 
 def main() -> None:

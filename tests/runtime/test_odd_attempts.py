@@ -13,7 +13,6 @@ from agentic import AgenticError, App, BlockingStream, Breaker, Poison, Retry, S
 from agentic.errors import AgentFailed
 from agentic.metrics import Counter
 from agentic.testing import TestDriver
-from agentic.testing.loop import Stuck
 
 #: Opens at the second failure, and probes each five seconds; each event is tried again each second.
 PATIENT: dict[str, Any] = {
@@ -236,22 +235,6 @@ def test_of_rejecting_and_putting_off_the_last_holds(emit: Any) -> None:
         driver.advance(1)
         assert number(app, "parked") == 1
         assert driver.outputs(sink) == []
-
-
-def test_an_agent_that_begins_its_loop_again_and_again_is_told_of_when_the_app_stops() -> None:
-    app = App("again", topic_partitions=1)
-    source, sink = started(app)
-
-    @app.agent(source, to=sink, concurrency=2)
-    async def work(stream: Stream[int]) -> AsyncIterator[int]:
-        while True:
-            async for n in stream:
-                yield n
-                break
-
-    with pytest.raises(Stuck, match="agent work of task source-0"), TestDriver(app) as driver:
-        driver.send(source, 1, key="ann")
-        assert [output.value for output in driver.outputs(sink)] == [1]
 
 
 # -- before the agent began -------------------------------------------------------------------------
