@@ -75,20 +75,28 @@ class Ends:
 
     def due(self, upto: int) -> Iterator[tuple[int, list[bytes]]]:
         """Give out the open ends up to one, rising, each with its windows in the order in which they came."""
-        while (end := self.next_due()) is not None and end <= upto:
-            while (passed := heappop(self._open)) < end:
-                heappush(self._kept, passed)
-            self._given = end
-            heappush(self._kept, end)
-            yield end, list(self._named[end])
+        opened, kept = self._open, self._kept
+        while opened and opened[0] <= upto:
+            end = heappop(opened)
+            if end <= self._given:
+                continue  # it was there twice, since all its windows had gone meanwhile
+            names = self._named.get(end)
+            if names is None:
+                continue
+            heappush(kept, end)
+            if names:
+                self._given = end
+                yield end, list(names)
         self._given = max(self._given, upto)
 
     def expired(self, upto: int) -> Iterator[tuple[int, dict[bytes, Any]]]:
         """Forget the kept ends up to one; give them out with their windows."""
-        while (end := self._least(self._kept)) is not None and end <= upto:
-            while (passed := heappop(self._kept)) < end:
-                self._named.pop(passed, None)
-            yield end, self._named.pop(end)
+        kept = self._kept
+        while kept and kept[0] <= upto:
+            end = heappop(kept)
+            names = self._named.pop(end, None)
+            if names:
+                yield end, names
 
     def open_windows(self) -> int:
         """How many windows are open."""

@@ -8,7 +8,7 @@ the different sets of events that a span of that length can hold. What would sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -96,18 +96,22 @@ class SlidingWindows:
             return Change((), (Refused(start, start + size),), finals=False)
         event = _Event(rows, key, value, timestamp, size, close, aggregate)
         if timestamp < size:
-            self._add_early(event, rows.starting(key, 0, timestamp + 1))
+            self._add_early(event, list(rows.starting(key, 0, timestamp + 1))[::-1])
             return Change(event.updates, event.refused, finals=False)
         self._add(event, rows.starting(key, max(0, timestamp - 2 * size), timestamp + 1))
         return Change(event.updates, event.refused)
 
-    def _add(self, event: _Event, found: Sequence[Row]) -> None:
+    def _add(self, event: _Event, found: Iterable[Row]) -> None:
         timestamp, size = event.timestamp, self.size
-        seed = _seed_of_right(found, timestamp)
+        seed: Row | None = None
         before: Row | None = None
         previous: int | None = None
         has_left = False
-        for row in reversed(found):
+        starts: list[int] = []
+        for row in found:
+            if not starts:
+                seed = _seed_of_right(row, timestamp)
+            starts.append(row.start)
             if row.start > timestamp:
                 continue
             if row.end < timestamp:
@@ -121,7 +125,7 @@ class SlidingWindows:
                 has_left, previous = True, row.timestamp
 
         opened: Row | None = None
-        if previous is not None and previous + 1 + size >= timestamp and not _has_start(found, previous + 1):
+        if previous is not None and previous + 1 + size >= timestamp and previous + 1 not in starts:
             event.enter(previous + 1, None, None)
         if not has_left:
             start = timestamp - size
@@ -134,7 +138,8 @@ class SlidingWindows:
 
     def _add_early(self, event: _Event, found: Sequence[Row]) -> None:
         timestamp = event.timestamp
-        seed = _seed_of_right(found, timestamp)
+        seed = _seed_of_right(found[-1], timestamp) if found else None
+        starts = {row.start for row in found}
         combined: Row | None = None
         for row in found:
             if row.start == 0:
@@ -142,32 +147,18 @@ class SlidingWindows:
             elif row.start <= timestamp:
                 event.enter(row.start, row, row)
         event.open_right(seed)
-        if combined is not None and combined.timestamp < timestamp and not _has_start(found, combined.timestamp + 1):
+        if combined is not None and combined.timestamp < timestamp and combined.timestamp + 1 not in starts:
             event.enter(combined.timestamp + 1, None, None)
         event.enter(0, combined, combined)
 
 
-def _seed_of_right(found: Sequence[Row], timestamp: int) -> Row | None:
+def _seed_of_right(last: Row, timestamp: int) -> Row | None:
     """Return the window whose aggregate a missing right window begins with; None: it is there, or would be empty.
 
-    No window starts between this one and the right one, so both have the same events after `timestamp`, and, as
-    the events at or before `timestamp` would have opened a window in between, it has no others.
+    It is the last to start. No window starts between it and the right one, so both have the same events after
+    `timestamp`, and, as the events at or before `timestamp` would have opened a window in between, it has no others.
     """
-    if not found:
-        return None
-    last = found[-1]
-    if last.start > timestamp or last.timestamp <= timestamp:
-        return None
-    return _unshared(last)
-
-
-def _has_start(found: Sequence[Row], start: int) -> bool:
-    """Does a window of those found start at a time? It is looked for from the last one, near which it mostly is."""
-    row: Row
-    for row in reversed(found):
-        if row.start <= start:
-            return row.start == start
-    return False
+    return None if last.start > timestamp or last.timestamp <= timestamp else _unshared(last)
 
 
 def _unshared(row: Row) -> Row:

@@ -36,8 +36,11 @@ class Rows(Protocol):
     def get(self, key: bytes, start: int, end: int) -> Row | None:
         """Return the window of a key with these bounds."""
 
-    def starting(self, key: bytes, earliest: int, latest: int) -> Sequence[Row]:
-        """Return the windows of a key that start between two times, both included, by their starts."""
+    def starting(self, key: bytes, earliest: int, latest: int) -> Iterable[Row]:
+        """Iterate over the windows of a key that start between two times, both included, the last first.
+
+        Windows that are there may be written meanwhile; what is not looked at costs nothing.
+        """
 
     def ending(self, key: bytes, earliest: int, latest_start: int) -> Sequence[Row]:
         """Return the windows of a key that end at `earliest` or later and start at `latest_start` or earlier.
@@ -45,8 +48,8 @@ class Rows(Protocol):
         By their ends, then by their starts.
         """
 
-    def put(self, key: bytes, row: Row) -> None:
-        """Write a window in place of the one with its bounds."""
+    def put(self, key: bytes, row: Row, fresh: bool) -> None:
+        """Write a window in place of the one with its bounds; `fresh`: there is none."""
 
     def remove(self, key: bytes, start: int, end: int) -> None:
         """Remove a window, if it is there."""
@@ -176,7 +179,7 @@ def put(rows: Rows, key: bytes, start: int, end: int, old: Row | None, value: An
     if value is None:
         rows.remove(key, start, end)
     else:
-        rows.put(key, Row(start, end, value, timestamp))
+        rows.put(key, Row(start, end, value, timestamp), old is None)
     return Update(start, end, value, None if old is None else old.value, timestamp)
 
 

@@ -306,6 +306,9 @@ class Operator:
     def _names_due(self, given: int) -> Iterator[tuple[int, list[bytes]]]:
         """Iterate over what is due, in order, a burst at the most; nothing, after work that takes its time."""
         for end, names in self.ends.due(given):
+            if len(names) == 1:
+                yield end, names
+                continue
             if len(names) <= PIECE:
                 names.sort(key=self._order)
                 yield from ((end, names[begin : begin + BURST]) for begin in range(0, len(names), BURST))
@@ -363,11 +366,12 @@ class Operator:
                 entry, timestamp = buffer.stored_row(pane, raw) if row is STORED else row
                 yield raw, start, entry, timestamp
             return
+        rows, peek, width = buffer.rows, buffer.peek, -keys.width
         for name in names:
-            entry, timestamp = buffer.peek(name)
+            entry, timestamp = rows.get(name) or peek(name)
             if entry is not None and entry is not CLOSED:
                 # Else it was erased, has become part of another, or has come out before.
-                yield keys.key(name), keys.start(name), entry, timestamp
+                yield name[:width], int.from_bytes(name[-8:], "big"), entry, timestamp
 
     def note_times(self) -> None:
         """Write the times beside the windows, if they are others by now: a checkpoint begins."""
@@ -384,9 +388,14 @@ class Operator:
     def _forget(self, close: int) -> None:
         """Remove rows that no event can need any more, some at a time."""
         buffer = self.buffer
-        for end, names in self.ends.expired(self._forgettable(close)):
-            self._unneeded.append(iter(names) if self.fixed is None else buffer.close(self.fixed.start(end)))
         gone: list[bytes] = []
+        for end, names in self.ends.expired(self._forgettable(close)):
+            if self.fixed is not None:
+                self._unneeded.append(buffer.close(self.fixed.start(end)))
+            elif self._unneeded or len(gone) + len(names) > SWEEP:
+                self._unneeded.append(iter(names))
+            else:
+                gone += names
         while self._unneeded and len(gone) < SWEEP:
             before = len(gone)
             gone += islice(self._unneeded[0], SWEEP - before)
@@ -407,13 +416,15 @@ class Operator:
 
     def _leave(self, name: bytes) -> None:
         assert self.neighbours is not None, "asked only then"
-        key = self.keys.key(name)
+        key = name[: -self.keys.width]
         bounds = self.neighbours.get(key)
         if bounds is None:
             return
-        end, start = self.end_of(name), self.keys.start(name)
-        mine = (end, start) if self._sessions else (start, end)
-        if mine in bounds:
+        start = int.from_bytes(name[-8:], "big")
+        mine = (self.keys.end(name), start) if self._sessions else (start, self.windowing.end(start))
+        if bounds[0] == mine:
+            del bounds[0]  # the one that is needed no more is mostly the first
+        elif mine in bounds:
             bounds.remove(mine)
         if not bounds:
             del self.neighbours[key]

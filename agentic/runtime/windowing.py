@@ -7,6 +7,7 @@ and commit are one. What all instances share is the *operator*: `agentic.runtime
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -186,9 +187,14 @@ class WindowedView(TableView):
             raise _ClosedEarly
         return Row(start, end, entry if self._value_of is None else self._value_of(entry), timestamp)
 
-    def starting(self, key: bytes, earliest: int, latest: int) -> Sequence[Row]:
+    def starting(self, key: bytes, earliest: int, latest: int) -> Iterator[Row]:
         """See `Rows.starting`."""
-        return self._found(key, ((s, e) for s, e in self._bounds(key) if earliest <= s <= latest))
+        bounds = self._bounds(key)
+        last = bisect_left(bounds, (latest + 1,))
+        for start, end in reversed(bounds[bisect_left(bounds, (earliest,), 0, last) : last]):
+            row = self.get(key, start, end)
+            if row is not None:
+                yield row
 
     def ending(self, key: bytes, earliest: int, latest_start: int) -> Sequence[Row]:
         """See `Rows.ending`."""
@@ -213,23 +219,19 @@ class WindowedView(TableView):
     def _found(self, key: bytes, bounds: Iterable[tuple[int, int]]) -> list[Row]:
         return [row for start, end in bounds if (row := self.get(key, start, end)) is not None]
 
-    def put(self, key: bytes, row: Row) -> None:
+    def put(self, key: bytes, row: Row, fresh: bool) -> None:
         """See `Rows.put`."""
-        got_key, got_start, got_end, name, before = self._got
-        if got_key is not key or got_start != row.start or got_end != row.end:
-            name = self._operator.keys.name(key, row.start, row.end)
-            before = self._row(name, row.end)
-        elif name in self.overlay:
-            before = self.overlay[name]  # it may have been removed since
-        value = row.value
-        entry = value
-        if value.__class__ is not self._scalar:
-            entry = self._entry(value)
-        self.overlay[name] = (entry, row.timestamp)
-        if before[0] is None:
-            self._fresh.append((name, row.end))
+        start, end, value, timestamp = row
+        got_key, got_start, got_end, name, _ = self._got
+        if got_start != start or got_end != end or got_key is not key:
+            name = self._operator.keys.name(key, start, end)
+        self.overlay[name] = (value if value.__class__ is self._scalar else self._entry(value), timestamp)
+        if fresh:
+            if self.shared:
+                self.read.setdefault(name, self._rows.get(name, ABSENT))
+            self._fresh.append((name, end))
             if self._operator.neighbours is not None:
-                insert(self._own_neighbours(key), self._mine(row.start, row.end))
+                insert(self._own_neighbours(key), self._mine(start, end))
 
     def remove(self, key: bytes, start: int, end: int) -> None:  # type: ignore[override]
         """See `Rows.remove`."""
