@@ -133,8 +133,6 @@ class Operator:
         self._looks_always = table.late_policy == "reopen"
         self._noted = Times(-1, -1, -1)
         self._held = -1
-        # What is in panes is written only if it is there at a checkpoint, and known to have been.
-        buffer.forgets = self.fixed is None
         self._restore()
         #: Holds the clock where it was, until what was at work then, and comes again, is done.
         self._again: Hold | None = None
@@ -155,6 +153,7 @@ class Operator:
                 self._made_in_pane(name, (entry, timestamp))
         else:
             for name, _ in self.buffer.pairs({}, FIRST):
+                self.buffer.saved.add(name)
                 self._made(name)
         # The windows are found by their ends from here on: no scan needs an order that each event has to keep.
         self.buffer.order = None
@@ -176,6 +175,7 @@ class Operator:
     def _made_in_pane(self, name: bytes, row: Row) -> None:
         if row[0] is CLOSED:
             # By an `on_close` that is not there any more: the window has come out.
+            self.buffer.saved.add(name)
             self.buffer.drop([name], row[1])
             return
         start = self.keys.start(name)

@@ -38,8 +38,6 @@ class PanedView(WindowedView):
         "_writes",
     )
 
-    buffer: PanedBuffer[Any]
-
     def __init__(
         self,
         table: WindowedTable[Any, Any],

@@ -24,15 +24,16 @@ class Rate:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._since = clock()
-        #: How many there were in each second that had any.
-        self._lately: deque[tuple[int, int]] = deque()
+        #: Each second that had any, with how many these were.
+        self._lately: deque[list[int]] = deque()
 
     def add(self, n: int) -> None:
         second = int(self._clock())
         if self._lately and self._lately[-1][0] == second:
-            n += self._lately.pop()[1]
-        self._lately.append((second, n))
-        self._drop_old(second)
+            self._lately[-1][1] += n
+        else:
+            self._lately.append([second, n])
+            self._drop_old(second)
 
     def value(self) -> float:
         """Return the number a second."""

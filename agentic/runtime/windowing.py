@@ -15,7 +15,8 @@ from agentic.core.sessions import SessionWindows
 from agentic.core.windows import Refused, Row, Update
 from agentic.runtime.operators import Operator, insert
 from agentic.runtime.tables import CLOSED, Layout, TableView
-from agentic.state.buffer import ABSENT, TableBuffer
+from agentic.state.buffer import ABSENT
+from agentic.state.panes import PanedBuffer
 from agentic.state.window_keys import FIRST
 from agentic.stream import Event
 from agentic.windows import Late, Window, WindowedTable
@@ -45,11 +46,13 @@ class WindowedView(TableView):
         "_windowing",
     )
 
+    buffer: PanedBuffer[Any]
+
     def __init__(
         self,
         table: WindowedTable[Any, Any],
         layout: Layout,
-        buffer: TableBuffer[Any],
+        buffer: PanedBuffer[Any],
         slot: Instance[Any],
         partition: int,
         partitions: int,
@@ -280,8 +283,10 @@ class WindowedView(TableView):
             overlay.clear()
         for name, end in self._fresh:
             operator.made(name, end)
-        for name in gone:
-            operator.ends.removed(operator.end_of(name), name)
+        if gone:
+            for name in gone:
+                operator.ends.removed(operator.end_of(name), name)
+            self.buffer.drop(gone, max(operator.time, self._time, 0))
         if self._changed_neighbours:
             neighbours = operator.neighbours
             assert neighbours is not None, "noted only then"

@@ -45,7 +45,6 @@ class TableBuffer(Generic[E]):
             what is not in it. The object stays the same, so that the hot path may hold on to it.
         dirty: rows written since the last checkpoint began, by key.
         order: the keys of `dirty` in their order; None while nobody has scanned the table.
-        forgets: many rows are gone again before any checkpoint has had them: then nothing is written for them.
         observed: of a table with versions, the greatest timestamp that it has accepted, in ms.
     """
 
@@ -65,7 +64,6 @@ class TableBuffer(Generic[E]):
         self._load = load
         self._dump = dump
         self.cache_bytes = 16 << 20
-        self.forgets = False
         self.observed = NOTHING_OBSERVED
         self._aged: dict[bytes, Row] = {}
         self._flushing: dict[bytes, Row] = {}
@@ -103,14 +101,6 @@ class TableBuffer(Generic[E]):
             return ABSENT
         value, timestamp = unwrap(blob)
         return self._load(value), timestamp
-
-    def drop(self, keys: Iterable[bytes], timestamp: int) -> None:
-        """Delete rows that nobody will look at again."""
-        gone = dict.fromkeys(keys, (None, timestamp))
-        self.apply(gone)
-        for key in gone:
-            del self.rows[key]
-            self._aged.pop(key, None)
 
     def _pending(self, key: bytes) -> Row | None:
         row = self.dirty.get(key)
@@ -247,9 +237,6 @@ class TableBuffer(Generic[E]):
             (key, None if entry is None else dump(entry), timestamp)
             for key, (entry, timestamp) in sorted(self._flushing.items())
         ]
-        if self.forgets:
-            there = self.store.get
-            encoded = [row for row in encoded if row[1] is not None or there(self.name, row[0]) is not None]
         self._measure(encoded)
         return encoded
 

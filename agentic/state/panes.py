@@ -8,7 +8,7 @@ they are given out and forgotten before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, TypeVar
 
 from agentic.state.base import Store
@@ -49,11 +49,6 @@ class Pane:
         if key not in self.saved:
             del self.dirty[key]
 
-    def names(self) -> Iterator[bytes]:
-        """Iterate over the names of the rows that were written."""
-        suffix = self.suffix
-        return (key + suffix for key in self.saved)
-
 
 class PanedBuffer(TableBuffer[E]):
     """A windowed table's rows in one task; see `TableBuffer`. A row that is in no pane is kept as by that.
@@ -63,6 +58,7 @@ class PanedBuffer(TableBuffer[E]):
 
     Attributes:
         panes: by start; all that are not closed and forgotten.
+        saved: the names of rows in no pane of which the store, or the changelog, has had one.
     """
 
     panes: dict[int, Pane]
@@ -78,6 +74,7 @@ class PanedBuffer(TableBuffer[E]):
     ) -> None:
         super().__init__(name, store, load=load, dump=dump)
         self.panes = {}
+        self.saved: set[bytes] = set()
         self._dump_value = dump_value
         #: Panes with rows in the checkpoint that is under way; some may be closed by now.
         self._flushed: list[Pane] = []
@@ -92,7 +89,26 @@ class PanedBuffer(TableBuffer[E]):
         """Forget a pane; return the names of its rows that are left to be dropped."""
         pane = self.panes.pop(start)
         pane.dirty.clear()
-        return pane.names()
+        return self._left(pane)
+
+    def _left(self, pane: Pane) -> Iterator[bytes]:
+        suffix = pane.suffix
+        for key in pane.saved:
+            name = key + suffix
+            self.saved.add(name)
+            yield name
+
+    def drop(self, names: Iterable[bytes], timestamp: int) -> None:
+        """Delete rows that are in no pane: most have come and gone between two checkpoints, and leave no trace."""
+        rows, aged, dirty, saved = self.rows, self._aged, self.dirty, self.saved
+        gone = (None, timestamp)
+        for name in names:
+            rows.pop(name, None)
+            aged.pop(name, None)
+            if name in saved:
+                dirty[name] = gone
+            else:
+                dirty.pop(name, None)
 
     def restore(self, pane: Pane, key: bytes, row: Row) -> None:
         """Take a row over that the store has, when the task begins."""
@@ -147,6 +163,8 @@ class PanedBuffer(TableBuffer[E]):
         return sum(len(pane.rows) for pane in self.panes.values()) * self._size > self.cache_bytes
 
     def take(self) -> int:
+        self.saved.update(name for name, row in self.dirty.items() if row[0] is not None)
+        self.saved.difference_update(name for name, row in self.dirty.items() if row[0] is None)
         taken = super().take()
         for pane in self.panes.values():
             if pane.dirty:
