@@ -33,13 +33,13 @@ class Kept:
         return self.rows.get((start, end))
 
     def starting(self, key: bytes, earliest: int, latest: int) -> Sequence[Row]:
-        return sorted(row for row in self.rows.values() if earliest <= row.start <= latest)
+        return sorted((row for row in self.rows.values() if earliest <= row.start <= latest), reverse=True)
 
     def ending(self, key: bytes, earliest: int, latest_start: int) -> Sequence[Row]:
         found = (row for row in self.rows.values() if row.end >= earliest and row.start <= latest_start)
         return sorted(found, key=lambda row: (row.end, row.start))
 
-    def put(self, key: bytes, row: Row) -> None:
+    def put(self, key: bytes, row: Row, fresh: bool) -> None:
         self.rows[row.start, row.end] = row
 
     def remove(self, key: bytes, start: int, end: int) -> None:

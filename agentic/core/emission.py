@@ -6,7 +6,7 @@ What a look costs is what it gives out, however many are open. Source: spec, C.2
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from typing import Any
 
@@ -101,3 +101,88 @@ class Ends:
     def open_windows(self) -> int:
         """How many windows are open."""
         return sum(len(named) for end, named in self._named.items() if end > self._given)
+
+
+class EndsOfKeys:
+    """As `Ends`, where hardly two windows have the same end: a window is its end, its start and the bytes of its key.
+
+    What has gone is found out when its turn comes.
+
+    Args:
+        there: is a window there? Given its key, its start and its end.
+    """
+
+    def __init__(self, there: Callable[[bytes, int, int], bool]) -> None:
+        self._there = there
+        #: The least first. A window that has gone may be among them, and one that is there again twice.
+        self._open: list[tuple[int, int, bytes]] = []
+        self._kept: list[tuple[int, int, bytes]] = []
+        #: How many more there are in each than windows: while there are none, nobody needs to look.
+        self._open_gone = self._kept_gone = 0
+        self._given = -1
+
+    def add(self, end: int, start: int, key: bytes) -> None:
+        """A window has come into being, or is there again."""
+        heappush(self._open if end > self._given else self._kept, (end, start, key))
+
+    def removed(self, end: int) -> None:
+        """A window with this end is no more."""
+        if end > self._given:
+            self._open_gone += 1
+        else:
+            self._kept_gone += 1
+
+    def begin_at(self, given: int) -> None:
+        """See `Ends.begin_at`."""
+        self._given = given
+
+    def next_due(self) -> int | None:
+        """See `Ends.next_due`."""
+        opened = self._open
+        while opened and self._open_gone and not self._there(opened[0][2], opened[0][1], opened[0][0]):
+            heappop(opened)
+            self._open_gone -= 1
+        return opened[0][0] if opened else None
+
+    def next_kept(self) -> int | None:
+        """See `Ends.next_kept`."""
+        kept = self._kept
+        while kept and self._kept_gone and not self._there(kept[0][2], kept[0][1], kept[0][0]):
+            heappop(kept)
+            self._kept_gone -= 1
+        return kept[0][0] if kept else None
+
+    def due(self, upto: int) -> Iterator[tuple[int, list[tuple[int, bytes]]]]:
+        """Give out the open windows with ends up to one, rising, those of one end by start and key."""
+        opened, kept, there = self._open, self._kept, self._there
+        while opened and opened[0][0] <= upto:
+            end = opened[0][0]
+            found: list[tuple[int, bytes]] = []
+            last: tuple[int, int, bytes] | None = None
+            while opened and opened[0][0] == end:
+                entry = heappop(opened)
+                _, start, key = entry
+                if self._open_gone and (entry == last or not there(key, start, end)):
+                    self._open_gone -= 1
+                    continue
+                last = entry
+                heappush(kept, entry)
+                found.append((start, key))
+            self._given = end
+            if found:
+                yield end, found
+        self._given = max(self._given, upto)
+
+    def expired(self, upto: int) -> Iterator[tuple[bytes, int, int]]:
+        """Forget the kept windows with ends up to one; give them out: key, start, end."""
+        kept, there = self._kept, self._there
+        while kept and kept[0][0] <= upto:
+            end, start, key = heappop(kept)
+            if self._kept_gone and not there(key, start, end):
+                self._kept_gone -= 1
+            else:
+                yield key, start, end
+
+    def open_windows(self) -> int:
+        """How many windows are open."""
+        return len(self._open) - self._open_gone

@@ -28,7 +28,8 @@ from agentic.runtime.tables import Layout, filled
 from agentic.runtime.tails import TOMBSTONES_KEPT
 from agentic.settings import Settings
 from agentic.state.base import Store
-from agentic.state.buffer import TableBuffer, store_rows
+from agentic.state.buffer import TableBuffer
+from agentic.state.envelope import wrap_all
 from agentic.table import MISSING, GlobalTable
 
 log = logging.getLogger("agentic.worker")
@@ -130,7 +131,7 @@ class Copy:
         # A copy that is behind has not seen all deletions: its age counts from when it last had.
         if complete or self.store.mark(WRITTEN) is None:
             marks[WRITTEN] = as_mark(time.time_ns() // 1_000_000)
-        self.store.write({self.table.name: store_rows(encoded)}, marks)
+        self.store.write({self.table.name: wrap_all(encoded)}, marks)
         return list(rows)
 
     def forget(self, keys: Sequence[bytes]) -> None:

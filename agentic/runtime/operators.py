@@ -19,7 +19,7 @@ import msgspec
 from agentic.codecs.raw import Text
 from agentic.core.calendar import CalendarWindows
 from agentic.core.clock import Clock, Hold
-from agentic.core.emission import Ends
+from agentic.core.emission import Ends, EndsOfKeys
 from agentic.core.sessions import SessionWindows
 from agentic.core.sliding import SlidingWindows
 from agentic.core.windows import FixedWindowing, TimeWindows
@@ -28,7 +28,9 @@ from agentic.runtime.tables import CLOSED, Layout, Times
 from agentic.runtime.window_numbers import WindowNumbers
 from agentic.state.buffer import Row
 from agentic.state.envelope import unwrap
+from agentic.state.grouped import GroupedBuffer
 from agentic.state.panes import STORED, Pane, PanedBuffer
+from agentic.state.strips import StripedBuffer
 from agentic.state.window_keys import FIRST, TIMES, WindowKeys
 from agentic.stream import Event
 from agentic.table import Table
@@ -43,6 +45,10 @@ BURST = 500
 PIECE = 20_000
 #: Rows that are removed at once when they are not needed any more.
 SWEEP = 1_000
+
+
+#: A window that comes out: the bytes of its key, its start, its end, its entry, its timestamp.
+RowDue = tuple[bytes, int, int, Any, int]
 
 
 class Reader(NamedTuple):
@@ -67,8 +73,8 @@ class Operator:
     Attributes:
         time: the table's stream time, -1 before any event.
         clock: that time, held back by events at work; None where none need hold it.
-        fixed: the kind of windows, where their rows are in panes: if their bounds are fixed, one instance writes them,
-            and what is closed stays closed.
+        fixed: the kind of windows, where their rows are in panes: if their bounds are fixed. Neither panes nor strips
+            are for tables that several instances write, or whose windows may be closed early or open again.
         next: before this time nothing comes out, and nothing is forgotten.
     """
 
@@ -76,7 +82,7 @@ class Operator:
         self,
         table: WindowedTable[Any, Any],
         layout: Layout,
-        buffer: PanedBuffer[Any],
+        buffer: GroupedBuffer[Any],
         readers: Sequence[Reader],
         gate: Gate,
         contended: bool,
@@ -107,22 +113,28 @@ class Operator:
         self.lates = [reader for reader in readers if reader.source.mode == "late"]
         self._sessions = isinstance(self.windowing, SessionWindows)
         self._decode = bytes.decode if isinstance(table.key, Text) else self.keys.inner.decode
-        self.ends = Ends()
         self.fixed: FixedWindowing | None = None
-        if isinstance(self.windowing, TimeWindows | CalendarWindows) and not (
-            contended or self.on_close or table.late_policy != "drop"
-        ):
-            self.fixed = self.windowing
-        #: How windows of one end are put in order. Those in panes have the bytes of their key for a name.
-        self._order = None if self.fixed else _session_order if self._sessions else _window_order
+        self._panes: PanedBuffer[Any] | None = None
+        self._strips: StripedBuffer[Any] | None = None
+        self.ends: Ends | EndsOfKeys = Ends()
+        #: How windows of one end are put in order. Those in groups are known by what puts them in order.
+        self._order: Callable[[Any], Any] | None = None
+        if contended or self.on_close or table.late_policy != "drop":
+            self._order = _session_order if self._sessions else _window_order
+        elif isinstance(buffer, PanedBuffer):
+            assert isinstance(self.windowing, TimeWindows | CalendarWindows), "others have no panes"
+            self._panes, self.fixed = buffer, self.windowing
+        elif isinstance(buffer, StripedBuffer):
+            self._strips = buffer
+            self.ends = EndsOfKeys(self._is_there)
         #: For kinds that look for neighbours: key -> bounds of its windows, in order.
         self.neighbours: dict[bytes, list[tuple[int, int]]] | None = (
-            {} if isinstance(self.windowing, SessionWindows | SlidingWindows) else None
+            {} if self._order and isinstance(self.windowing, SessionWindows | SlidingWindows) else None
         )
         #: How much longer than needed windows are kept, to be read or reopened.
         self.extra = table.retention - table.least_retention
         self._given = -1
-        self._due: Iterator[tuple[int, list[bytes]]] | None = None
+        self._due: Iterator[RowDue | None] | None = None
         #: The names of rows that are to be removed, some at a time.
         self._unneeded: deque[Iterator[bytes]] = deque()
         #: A window that ends at `e` is closed from the time `e` + the first of these on, and forgotten from the second.
@@ -148,15 +160,20 @@ class Operator:
         if blob is not None:
             self.time, self._given, self._held = Times.decode(unwrap(blob)[0])
             self.ends.begin_at(self._given)
-        if self.fixed is not None:
+        if self._order is None:
             for name, entry, timestamp in self.buffer.scan({}, FIRST):
-                self._made_in_pane(name, (entry, timestamp))
+                self._restore_window(name, (entry, timestamp))
         else:
             for name, _ in self.buffer.pairs({}, FIRST):
                 self.buffer.saved.add(name)
                 self._made(name)
         # The windows are found by their ends from here on: no scan needs an order that each event has to keep.
         self.buffer.order = None
+
+    @property
+    def by_name(self) -> bool:
+        """Are the rows kept by their names, in neither panes nor strips?"""
+        return self._order is not None
 
     # -- the index ----------------------------------------------------------------------------
 
@@ -166,30 +183,46 @@ class Operator:
         return self.keys.end(name) if end is None else end
 
     def _made(self, name: bytes) -> None:
+        assert isinstance(self.ends, Ends), "by name"
         end = self.end_of(name)
         self.ends.add(end, name)
         if self.neighbours is not None:
             bounds = (end, self.keys.start(name)) if self._sessions else (self.keys.start(name), end)
             insert(self.neighbours.setdefault(self.keys.key(name), []), bounds)
 
-    def _made_in_pane(self, name: bytes, row: Row) -> None:
+    def _restore_window(self, name: bytes, row: Row) -> None:
         if row[0] is CLOSED:
             # By an `on_close` that is not there any more: the window has come out.
             self.buffer.saved.add(name)
             self.buffer.drop([name], row[1])
             return
-        start = self.keys.start(name)
-        self.buffer.restore(self.pane(start), self.keys.key(name), row)
+        if self._panes is not None:
+            self._panes.restore(self.pane(self.keys.start(name)), self.keys.key(name), row)
+        elif self._strips is not None:
+            key, start, end = self._strips.restore(name, row)
+            self.made_at(end, start, key)
 
     def pane(self, start: int) -> Pane:
         """Return the pane of a window, made where it is the first."""
-        pane = self.buffer.panes.get(start)
+        assert self._panes is not None and self.fixed is not None and isinstance(self.ends, Ends), "else it has none"
+        pane = self._panes.panes.get(start)
         if pane is None:
-            end = self.windowing.end(start)
-            assert end is not None, "windows in panes have fixed bounds"
-            pane = self.buffer.open(start, end, self.ends.named(end))
+            end = self.fixed.end(start)
+            pane = self._panes.open(start, end, self.ends.named(end))
             self.next = min(self.next, end + self._closes_after)
         return pane
+
+    def _is_there(self, key: bytes, start: int, end: int) -> bool:
+        assert self._strips is not None, "asked only then"
+        strip = self._strips.strips.get(key)
+        return strip is not None and strip.find(start, end) is not None
+
+    def made_at(self, end: int, start: int, key: bytes) -> None:
+        """A window has come into being in a strip."""
+        assert isinstance(self.ends, EndsOfKeys), "else it has none"
+        self.ends.add(end, start, key)
+        if end + self._closes_after < self.next:
+            self.next = end + self._closes_after
 
     # -- time ---------------------------------------------------------------------------------
 
@@ -279,7 +312,7 @@ class Operator:
         if given > self._given:
             self._given = given
             if self.finals:
-                self._due = self._names_due(given)
+                self._due = self._rows_due(given)
                 self._emit_some()
                 return
             for _ in self.ends.due(given):
@@ -298,28 +331,56 @@ class Operator:
         )
 
     def made(self, name: bytes, end: int) -> None:
-        """A window has come into being."""
+        """A window has come into being, with a row by its name."""
+        assert isinstance(self.ends, Ends), "else it has no name"
         self.ends.add(end, name)
         if end + self._closes_after < self.next:
             self.next = end + self._closes_after
 
-    def _names_due(self, given: int) -> Iterator[tuple[int, list[bytes]]]:
-        """Iterate over what is due, in order, a burst at the most; nothing, after work that takes its time."""
+    def _rows_due(self, given: int) -> Iterator[RowDue | None]:
+        """Iterate over the windows that are due, in order; None after each piece of work that takes its time."""
+        if self._strips is not None:
+            assert isinstance(self.ends, EndsOfKeys), "both, or none"
+            strips, loaded = self._strips.strips, self._strips.loaded
+            for end, windows in self.ends.due(given):
+                for start, key in windows:
+                    found = strips[key].find(start, end)
+                    assert found is not None, "nobody changes what is closed"
+                    yield key, start, end, *loaded(key, found)[2:]
+            return
+        assert isinstance(self.ends, Ends), "there are no others"
         for end, names in self.ends.due(given):
-            if len(names) == 1:
-                yield end, names
+            if self._panes is not None and self.fixed is not None:
+                start = self.fixed.start(end)
+                pane, stored = self._panes.panes[start], self._panes.stored_row
+                for raw in self._ordered(names):
+                    if raw is None:
+                        yield None
+                    else:
+                        row = pane.rows[raw]
+                        yield raw, start, end, *(stored(pane, raw) if row is STORED else row)
                 continue
-            if len(names) <= PIECE:
-                names.sort(key=self._order)
-                yield from ((end, names[begin : begin + BURST]) for begin in range(0, len(names), BURST))
-                continue
-            pieces = []
-            for begin in range(0, len(names), PIECE):
-                pieces.append(sorted(names[begin : begin + PIECE], key=self._order))
-                yield end, []
-            ordered = merge(*pieces, key=self._order)
-            while burst := list(islice(ordered, BURST)):
-                yield end, burst
+            rows, peek, keys = self.buffer.rows, self.buffer.peek, self.keys
+            for name in self._ordered(names):
+                if name is None:
+                    yield None
+                    continue
+                entry, timestamp = rows.get(name) or peek(name)
+                if entry is not None and entry is not CLOSED:
+                    # Else it was erased, has become part of another, or has come out before.
+                    yield keys.key(name), keys.start(name), end, entry, timestamp
+
+    def _ordered(self, names: list[bytes]) -> Iterator[bytes | None]:
+        """Iterate over windows of one end in order; None where others should get a turn."""
+        if len(names) <= PIECE:
+            names.sort(key=self._order)
+            yield from names
+            return
+        pieces = []
+        for begin in range(0, len(names), PIECE):
+            pieces.append(sorted(names[begin : begin + PIECE], key=self._order))
+            yield None
+        yield from merge(*pieces, key=self._order)
 
     def _emit_some(self) -> None:
         """Give out a burst; the rest when the agents are done with it."""
@@ -328,50 +389,30 @@ class Operator:
         identity, to_wire = self.keys.inner.identity, self.keys.inner.to_wire
         out: list[tuple[list[Event], Emitted]] = [([], origin) for _, origin, _ in self.finals]
         began = perf_counter()
-        number = 0
-        for end, names in self._due:
-            for raw, start, entry, timestamp in self._rows_due(end, names):
-                key = decode(raw)
-                window = Window(key, start, end, value_of(entry), timestamp)
-                wire = raw if identity else to_wire(raw)
-                for events, origin in out:
-                    events.append(Event(key, window, timestamp, -1, origin, wire, None))
-            number += len(names)
-            if number >= BURST or not names:
-                number = BURST  # others get a turn
+        emitted, over = 0, True
+        for row in islice(self._due, BURST):
+            if row is None:
+                over = False
                 break
-        emitted = len(out[0][0])
+            raw, start, end, entry, timestamp = row
+            key = decode(raw)
+            window = Window(key, start, end, value_of(entry), timestamp)
+            wire = raw if identity else to_wire(raw)
+            for events, origin in out:
+                events.append(Event(key, window, timestamp, -1, origin, wire, None))
+            emitted += 1
         if emitted:
             self._gate.born(emitted * len(out))
             for (events, _), reader in zip(out, self.finals):
                 reader.crew.put_children(events)
             self.numbers.emitted(emitted, perf_counter() - began)
-        if number == BURST:
+        if emitted == BURST or not over:
             self.next = LAST
             self._gate.later(self._emit_some)
             return
         self._due = None
         self.next = -1
         self.emit()
-
-    def _rows_due(self, end: int, names: list[bytes]) -> Iterator[tuple[bytes, int, Any, int]]:
-        """Iterate over the rows of windows of one end that come out: the key's bytes, start, entry, timestamp."""
-        buffer, keys = self.buffer, self.keys
-        if self.fixed is not None and names:
-            start = self.fixed.start(end)
-            pane = buffer.panes[start]
-            rows = pane.rows
-            for raw in names:
-                row = rows[raw]
-                entry, timestamp = buffer.stored_row(pane, raw) if row is STORED else row
-                yield raw, start, entry, timestamp
-            return
-        rows, peek, width = buffer.rows, buffer.peek, -keys.width
-        for name in names:
-            entry, timestamp = rows.get(name) or peek(name)
-            if entry is not None and entry is not CLOSED:
-                # Else it was erased, has become part of another, or has come out before.
-                yield name[:width], int.from_bytes(name[-8:], "big"), entry, timestamp
 
     def note_times(self) -> None:
         """Write the times beside the windows, if they are others by now: a checkpoint begins."""
@@ -388,10 +429,16 @@ class Operator:
     def _forget(self, close: int) -> None:
         """Remove rows that no event can need any more, some at a time."""
         buffer = self.buffer
+        upto = self._forgettable(close)
+        if isinstance(self.ends, EndsOfKeys):
+            assert self._strips is not None, "both, or none"
+            for key, start, end in islice(self.ends.expired(upto), SWEEP):
+                self._strips.forget_window(key, start, end, max(self.time, 0))
+            return
         gone: list[bytes] = []
-        for end, names in self.ends.expired(self._forgettable(close)):
-            if self.fixed is not None:
-                self._unneeded.append(buffer.close(self.fixed.start(end)))
+        for end, names in self.ends.expired(upto):
+            if self._panes is not None and self.fixed is not None:
+                self._unneeded.append(self._panes.close(self.fixed.start(end)))
             elif self._unneeded or len(gone) + len(names) > SWEEP:
                 self._unneeded.append(iter(names))
             else:

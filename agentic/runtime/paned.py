@@ -25,6 +25,8 @@ Value = tuple[Any, bytes, Any, int]
 class PanedView(WindowedView):
     """See `agentic.windows.WindowView`."""
 
+    buffer: PanedBuffer[Any]
+
     __slots__ = (
         "_add",
         "_begin",
@@ -169,30 +171,17 @@ class PanedView(WindowedView):
     # -- the event is over --------------------------------------------------------------------
 
     def apply(self) -> None:
-        operator = self._operator
+        operator, complete = self._operator, self.buffer.complete
         for pane, raw, row, _ in self._writes:
-            pane.dirty[raw] = row
-            if row[0] is None:
-                pane.erased(raw)
+            dirty = pane.dirty
+            if dirty is None or row[0] is None:
+                complete(pane, raw, row)
+            else:
+                dirty[raw] = row
         self._writes.clear()
         if self._time > operator.time:
             operator.move_to(self._time)
-        finals = self._finals
-        self._pending = self._finals = False
-        if self._drops or self._updates:
-            self._hand_over()
-        if finals and operator.time >= operator.next:
-            operator.emit()
-
-    def _hand_over(self) -> None:
-        operator = self._operator
-        for reason in self._drops:
-            operator.drop(reason, 1)
-        if self._updates:
-            self._hand_updates(self._updates)
-        for key, raw, late in self._late:
-            operator.hand_out(operator.lates, key, self._wire(raw), late, late.timestamp)
-        self._reset()
+        self._over()
 
     def forget(self) -> None:
         for pane, raw, _, before in reversed(self._writes):

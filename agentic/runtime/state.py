@@ -14,15 +14,20 @@ from itertools import islice
 from typing import Any, Protocol
 
 from agentic.brokers.base import TopicPartition
+from agentic.core.calendar import CalendarWindows
 from agentic.core.versioned import NOTHING_OBSERVED
+from agentic.core.windows import TimeWindows
 from agentic.runtime.instance import Instance
 from agentic.runtime.replay import Replay, Replayed, replay
 from agentic.runtime.stores import Stores
 from agentic.runtime.tables import CLOSED, ExpiringView, FedVersionedView, FedView, Layout, TableView, VersionedView
 from agentic.state.base import Store
-from agentic.state.buffer import Encoded, TableBuffer, store_rows
-from agentic.state.envelope import unwrap
+from agentic.state.buffer import Encoded, TableBuffer
+from agentic.state.envelope import unwrap, wrap_all
+from agentic.state.grouped import GroupedBuffer
 from agentic.state.panes import PanedBuffer
+from agentic.state.strips import StripedBuffer
+from agentic.state.window_keys import WindowKeys
 from agentic.table import Table
 from agentic.windows import WindowedTable
 
@@ -77,6 +82,24 @@ class Timed(Protocol):
     def note_times(self) -> None: ...
 
 
+def _buffer(table: Table[Any, Any], layout: Layout, store: Store) -> TableBuffer[Any]:
+    """Return the rows of a table over a store."""
+    if not isinstance(table, WindowedTable):
+        return TableBuffer(table.name, store, load=layout.load, dump=layout.dump)
+    codecs = {"load": layout.load, "dump": layout.dump, "dump_value": layout.dump_value}
+    if isinstance(table.windowing, TimeWindows | CalendarWindows):
+        return PanedBuffer(table.name, store, **codecs)
+    keys, end_of = layout.keys, table.windowing.end
+    assert isinstance(keys, WindowKeys), "a windowed table has such keys"
+
+    def parts_of(name: bytes) -> tuple[bytes, int, int]:
+        start = keys.start(name)
+        end = end_of(start)
+        return keys.key(name), start, keys.end(name) if end is None else end
+
+    return StripedBuffer(table.name, store, name_of=keys.name, parts_of=parts_of, **codecs)
+
+
 class TaskState:
     """The tables of one task.
 
@@ -105,10 +128,7 @@ class TaskState:
         self._partitions = partitions
         self._layouts = {table: Layout(table) for table in tables}
         self.buffers: dict[Table[Any, Any], TableBuffer[Any]] = {
-            table: PanedBuffer(table.name, store, load=layout.load, dump=layout.dump, dump_value=layout.dump_value)
-            if isinstance(table, WindowedTable)
-            else TableBuffer(table.name, store, load=layout.load, dump=layout.dump)
-            for table, layout in self._layouts.items()
+            table: _buffer(table, layout, store) for table, layout in self._layouts.items()
         }
         #: For each table the changelog offset up to which the store has its rows.
         self.upto: dict[Table[Any, Any], int] = {
@@ -137,10 +157,10 @@ class TaskState:
         """How a table's keys and values stand in the store."""
         return self._layouts[table]
 
-    def windows(self, table: WindowedTable[Any, Any]) -> PanedBuffer[Any]:
+    def windows(self, table: WindowedTable[Any, Any]) -> GroupedBuffer[Any]:
         """The rows of a table with windows."""
         buffer = self.buffers[table]
-        assert isinstance(buffer, PanedBuffer), "made so"
+        assert isinstance(buffer, GroupedBuffer), "made so"
         return buffer
 
     def view(self, table: Table[Any, Any], slot: Instance[Any]) -> TableView:
@@ -269,7 +289,7 @@ class TaskState:
             if rows or marks:
                 marks[ADVANCE] = as_mark(sum(self.upto.values()))
                 marks[WRITTEN] = as_mark(time.time_ns() // 1_000_000)
-                await self._write({name: store_rows(encoded) for name, encoded in rows.items()}, marks)
+                await self._write({name: wrap_all(encoded) for name, encoded in rows.items()}, marks)
             for buffer in self.buffers.values():
                 buffer.stored()
             self._encoded = {}
@@ -328,7 +348,7 @@ class TaskState:
             if table.versioned is not None:
                 self.buffers[table].observed = max(self.buffers[table].observed, time_of)
                 marks[observed(table)] = as_mark(self.buffers[table].observed)
-            await self._write({table.name: store_rows([(key, *row) for key, row in sorted(rows.items())])}, marks)
+            await self._write({table.name: wrap_all((key, *row) for key, row in sorted(rows.items()))}, marks)
 
     async def clear(self, table: Table[Any, Any]) -> None:
         """Remove all rows of a table, that it be restored whole."""

@@ -33,11 +33,14 @@ from agentic.runtime.quiet import Quiet
 from agentic.runtime.solo import Solo
 from agentic.runtime.state import TaskState
 from agentic.runtime.stores import Stores
+from agentic.runtime.striped import StripedView
 from agentic.runtime.tables import TableView
 from agentic.runtime.watch import Hindrance
 from agentic.runtime.window_numbers import WindowNumbers
 from agentic.runtime.windowing import WindowedView
 from agentic.settings import Settings
+from agentic.state.panes import PanedBuffer
+from agentic.state.strips import StripedBuffer
 from agentic.stream import Event, Origin
 from agentic.table import Table
 from agentic.windows import WindowedTable
@@ -192,8 +195,13 @@ class Task:
             return self.state.view(table, instance)
         assert isinstance(table, WindowedTable), "others have no operator"
         layout, buffer = self.state.layout(table), self.state.windows(table)
-        kind = WindowedView if operator.fixed is None else PanedView
-        return kind(table, layout, buffer, instance, self.partition, self._partitions, operator)
+        place = (instance, self.partition, self._partitions, operator)
+        if operator.by_name:
+            return WindowedView(table, layout, buffer, *place)
+        if isinstance(buffer, PanedBuffer):
+            return PanedView(table, layout, buffer, *place)
+        assert isinstance(buffer, StripedBuffer), "there are no others"
+        return StripedView(table, layout, buffer, *place)
 
     def _operator(self, table: WindowedTable[Any, Any]) -> Operator:
         """Return what keeps a windowed table's time, and hands out what comes out of it."""

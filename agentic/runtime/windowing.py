@@ -11,12 +11,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from agentic.core.emission import Ends
 from agentic.core.sessions import SessionWindows
 from agentic.core.windows import Refused, Row, Update
 from agentic.runtime.operators import Operator, insert
 from agentic.runtime.tables import CLOSED, Layout, TableView
 from agentic.state.buffer import ABSENT
-from agentic.state.panes import PanedBuffer
+from agentic.state.grouped import GroupedBuffer
 from agentic.state.window_keys import FIRST
 from agentic.stream import Event
 from agentic.windows import Late, Window, WindowedTable
@@ -46,13 +47,13 @@ class WindowedView(TableView):
         "_windowing",
     )
 
-    buffer: PanedBuffer[Any]
+    buffer: GroupedBuffer[Any]
 
     def __init__(
         self,
         table: WindowedTable[Any, Any],
         layout: Layout,
-        buffer: PanedBuffer[Any],
+        buffer: GroupedBuffer[Any],
         slot: Instance[Any],
         partition: int,
         partitions: int,
@@ -190,7 +191,7 @@ class WindowedView(TableView):
             raise _ClosedEarly
         return Row(start, end, entry if self._value_of is None else self._value_of(entry), timestamp)
 
-    def starting(self, key: bytes, earliest: int, latest: int) -> Iterator[Row]:
+    def starting(self, key: bytes, earliest: int, latest: int) -> Iterable[Row]:
         """See `Rows.starting`."""
         bounds = self._bounds(key)
         last = bisect_left(bounds, (latest + 1,))
@@ -254,7 +255,8 @@ class WindowedView(TableView):
             row = self._rows.get(name)
             if row is None:
                 # Whatever is stored is in the index: a new window costs no look into the store.
-                row = self._load(name) if self._operator.ends.has(end, name) else ABSENT
+                ends = self._operator.ends
+                row = self._load(name) if isinstance(ends, Ends) and ends.has(end, name) else ABSENT
             if self.shared:
                 self.read.setdefault(name, row)
         return row
@@ -284,6 +286,7 @@ class WindowedView(TableView):
         for name, end in self._fresh:
             operator.made(name, end)
         if gone:
+            assert isinstance(operator.ends, Ends), "by name"
             for name in gone:
                 operator.ends.removed(operator.end_of(name), name)
             self.buffer.drop(gone, max(operator.time, self._time, 0))
@@ -319,6 +322,23 @@ class WindowedView(TableView):
         ):
             self._reset()
         if finals:
+            operator.emit()
+
+    def _over(self) -> None:
+        """What the event has written is the table's: give out what it leads to."""
+        operator = self._operator
+        finals = self._finals
+        self._pending = self._finals = False
+        self._time = -1
+        if self._drops or self._updates:
+            for reason in self._drops:
+                operator.drop(reason, 1)
+            if self._updates:
+                self._hand_updates(self._updates)
+            for key, raw, late in self._late:
+                operator.hand_out(operator.lates, key, self._wire(raw), late, late.timestamp)
+            self._reset()
+        if finals and operator.time >= operator.next:
             operator.emit()
 
     def _hand_updates(self, updates: Iterable[tuple[Any, bytes, Update]]) -> None:

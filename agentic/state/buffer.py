@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from agentic.core.versioned import NOTHING_OBSERVED
 from agentic.state.base import Store
-from agentic.state.envelope import HEAD, PLAIN, unwrap, wrap
+from agentic.state.envelope import HEAD, PLAIN, unwrap
 
 E = TypeVar("E")
 
@@ -257,8 +257,3 @@ class TableBuffer(Generic[E]):
         if encoded:
             mean = sum(len(key) + len(value or b"") for key, value, _ in encoded) / len(encoded)
             self._mean += (mean - self._mean) / 4
-
-
-def store_rows(encoded: Encoded) -> list[tuple[bytes, bytes | None]]:
-    """Return encoded rows as a store takes them."""
-    return [(key, None if value is None else wrap(value, timestamp)) for key, value, timestamp in encoded]

@@ -9,6 +9,7 @@ value is ``blob[HEAD:]``, whatever the rest. What has other flags goes through `
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 
 from agentic.errors import StorageCorrupt
 
@@ -38,6 +39,12 @@ def wrap(value: bytes, timestamp: int, expiry: int | None = None) -> bytes:
     if expiry is None:
         return _plain.pack(FORMAT, 0, timestamp) + value
     return _expiring.pack(FORMAT, EXPIRES, timestamp, expiry) + value
+
+
+def wrap_all(rows: Iterable[tuple[bytes, bytes | None, int]]) -> list[tuple[bytes, bytes | None]]:
+    """Return rows as a store takes them, none of which expires: key and blob; None for one that is gone."""
+    pack = _plain.pack
+    return [(key, None if value is None else pack(FORMAT, 0, timestamp) + value) for key, value, timestamp in rows]
 
 
 def unwrap(blob: bytes) -> tuple[bytes, int]:

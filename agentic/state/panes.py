@@ -1,20 +1,17 @@
-"""Rows of windows that lie in memory by their start: what windows of fixed bounds are put into and taken out of.
+"""Windows of fixed bounds in memory, by their start.
 
 A *pane* is one window of time with the rows of all keys that have something in it. Putting a
-value into a window is a look into its pane, by the bytes of the key alone; that a row has a name
-with its window's start concerns only those rows that live to see a checkpoint. Most never do:
-they are given out and forgotten before it.
+value into a window is a look into its pane, by the bytes of the key alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, TypeVar
 
-from agentic.state.base import Store
-from agentic.state.buffer import ABSENT, Encoded, Row, TableBuffer
+from agentic.state.buffer import ABSENT, Encoded, Row
 from agentic.state.envelope import unwrap
-from agentic.state.window_keys import TIMES
+from agentic.state.grouped import Group, GroupedBuffer
 
 E = TypeVar("E")
 
@@ -22,63 +19,59 @@ E = TypeVar("E")
 STORED: Final[Row] = (None, -1)
 
 
-class Pane:
-    """One window of time.
+class Pane(Group):
+    """One window of time. Within it, a row is known by the bytes of its key.
 
     Attributes:
-        rows: by key, of all that there are, those of the event at work included; `STORED` where it must be loaded.
-        dirty: rows of completed events since the last checkpoint began; without an entry, a row that is gone.
-        flushing: rows of the checkpoint that is under way.
-        saved: keys of which the store, or the changelog, has had a row.
+        rows: all that there are, those of the event at work included; `STORED` where it must be loaded.
         suffix: the end of all rows' names.
     """
 
-    __slots__ = ("dirty", "end", "flushing", "rows", "saved", "start", "suffix")
+    __slots__ = ("end", "rows", "start", "suffix")
 
     def __init__(self, start: int, end: int, rows: dict[bytes, Row]) -> None:
+        super().__init__()
         self.start = start
         self.end = end
         self.rows = rows
-        self.dirty: dict[bytes, Row] = {}
-        self.flushing: dict[bytes, Row] = {}
-        self.saved: set[bytes] = set()
         self.suffix = start.to_bytes(8, "big")
 
-    def erased(self, key: bytes) -> None:
-        """A completed event has taken a row away: one that no checkpoint has had is gone without a trace."""
-        if key not in self.saved:
-            del self.dirty[key]
+    def named(self, rows: Mapping[bytes, Row]) -> Iterator[tuple[bytes, Row]]:
+        suffix = self.suffix
+        return ((key + suffix, row) for key, row in rows.items())
+
+    def encode(self, rows: Mapping[bytes, Row], dump: Callable[[Any], bytes]) -> Encoded:
+        suffix = self.suffix
+        return [
+            (key + suffix, None if entry is None else dump(entry), timestamp)
+            for key, (entry, timestamp) in rows.items()
+        ]
+
+    def taken(self, rows: Mapping[bytes, Row]) -> None:
+        # One that was erased stays: to delete it twice does no harm, and it is rare.
+        if self.saved is None:
+            self.saved = set(rows)
+        else:
+            self.saved.update(rows)
+
+    def trim(self) -> None:
+        rows, dirty = self.rows, self.dirty or {}
+        for key, row in (self.flushing or {}).items():
+            # The event at work may have written another: it has the right one to go back to.
+            if rows.get(key) is row and key not in dirty:
+                rows[key] = STORED
 
 
-class PanedBuffer(TableBuffer[E]):
-    """A windowed table's rows in one task; see `TableBuffer`. A row that is in no pane is kept as by that.
-
-    Args:
-        dump_value: makes a stored value of an entry in a pane.
+class PanedBuffer(GroupedBuffer[E]):
+    """A windowed table's rows in one task, where its windows have fixed bounds.
 
     Attributes:
         panes: by start; all that are not closed and forgotten.
-        saved: the names of rows in no pane of which the store, or the changelog, has had one.
     """
 
-    panes: dict[int, Pane]
-
-    def __init__(
-        self,
-        name: str,
-        store: Store,
-        *,
-        load: Callable[[bytes], E],
-        dump: Callable[[E], bytes],
-        dump_value: Callable[[E], bytes],
-    ) -> None:
-        super().__init__(name, store, load=load, dump=dump)
-        self.panes = {}
-        self.saved: set[bytes] = set()
-        self._dump_value = dump_value
-        #: Panes with rows in the checkpoint that is under way; some may be closed by now.
-        self._flushed: list[Pane] = []
-        self._restored = 0
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.panes: dict[int, Pane] = {}
 
     def open(self, start: int, end: int, rows: dict[bytes, Row]) -> Pane:
         """Make the pane of a window."""
@@ -88,33 +81,31 @@ class PanedBuffer(TableBuffer[E]):
     def close(self, start: int) -> Iterator[bytes]:
         """Forget a pane; return the names of its rows that are left to be dropped."""
         pane = self.panes.pop(start)
-        pane.dirty.clear()
+        if pane.dirty is not None:
+            pane.dirty.clear()
         return self._left(pane)
 
     def _left(self, pane: Pane) -> Iterator[bytes]:
         suffix = pane.suffix
-        for key in pane.saved:
+        for key in pane.saved or ():
             name = key + suffix
             self.saved.add(name)
             yield name
 
-    def drop(self, names: Iterable[bytes], timestamp: int) -> None:
-        """Delete rows that are in no pane: most have come and gone between two checkpoints, and leave no trace."""
-        rows, aged, dirty, saved = self.rows, self._aged, self.dirty, self.saved
-        gone = (None, timestamp)
-        for name in names:
-            rows.pop(name, None)
-            aged.pop(name, None)
-            if name in saved:
-                dirty[name] = gone
-            else:
-                dirty.pop(name, None)
+    def complete(self, pane: Pane, key: bytes, row: Row) -> None:
+        """A completed event has written a row; one that is gone, and was never written, leaves no trace."""
+        dirty = self.soil(pane) if pane.dirty is None else pane.dirty
+        dirty[key] = row
+        if row[0] is None and (pane.saved is None or key not in pane.saved):
+            del dirty[key]
 
     def restore(self, pane: Pane, key: bytes, row: Row) -> None:
         """Take a row over that the store has, when the task begins."""
-        self._restored += 1
-        pane.rows[key] = STORED if self._restored * self._size > self.cache_bytes else row
-        pane.saved.add(key)
+        self.held += 1
+        if self.full:
+            row, self.trimmed = STORED, True
+        pane.rows[key] = row
+        pane.taken({key: row})
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -130,79 +121,10 @@ class PanedBuffer(TableBuffer[E]):
         value, timestamp = unwrap(blob)
         return self._load(value), timestamp
 
-    def _pending(self, key: bytes) -> Row | None:
-        pane = self.panes.get(int.from_bytes(key[-8:], "big")) if len(key) >= 8 else None
-        row = None if pane is None else pane.dirty.get(key[:-8]) or pane.flushing.get(key[:-8])
-        return super()._pending(key) if row is None else row
-
-    def _above(self, over: Mapping[bytes, Row], start: bytes, stop: bytes | None) -> dict[bytes, Row]:
-        above: dict[bytes, Row] = {}
-        for pane in {*self._flushed, *self.panes.values()}:
-            for layer in (pane.flushing, pane.dirty):
-                for key, row in layer.items():
-                    name = key + pane.suffix
-                    if name >= start and (stop is None or name < stop):
-                        above[name] = row
-        above |= super()._above(over, start, stop)
-        self.order = None  # of what lies there, hardly anything is in it
-        return above
-
-    def count(self, over: Mapping[bytes, Row]) -> int:
-        return super().count(over) if not self.panes else sum(len(pane.rows) for pane in self.panes.values())
-
-    # -- checkpoint ---------------------------------------------------------------------------
-
-    @property
-    def dirty_bytes(self) -> int:
-        rows = len(self.dirty) + sum(len(pane.dirty) for pane in self.panes.values())
-        return int(rows * self._size)
-
-    @property
-    def _crowded(self) -> bool:
-        """Are there more rows than the cache may hold?"""
-        return sum(len(pane.rows) for pane in self.panes.values()) * self._size > self.cache_bytes
-
-    def take(self) -> int:
-        self.saved.update(name for name, row in self.dirty.items() if row[0] is not None)
-        self.saved.difference_update(name for name, row in self.dirty.items() if row[0] is None)
-        taken = super().take()
-        for pane in self.panes.values():
-            if pane.dirty:
-                dirty = pane.dirty
-                pane.dirty = {}
-                if not pane.flushing:
-                    self._flushed.append(pane)
-                pane.flushing = {**pane.flushing, **dirty} if pane.flushing else dirty
-                pane.saved.update(dirty)
-        return taken + sum(len(pane.flushing) for pane in self._flushed)
-
-    def encode(self) -> Encoded:
-        encoded = super().encode()
-        if not self._flushed:
-            return encoded
-        dump = self._dump_value
-        # A pane that is closed by now has its rows dropped, if they were written.
-        over = self._flushing if len(self._flushing) > (TIMES in self._flushing) else ()
-        for pane in self._flushed:
-            suffix = pane.suffix
-            rows = [
-                (key + suffix, None if entry is None else dump(entry), timestamp)
-                for key, (entry, timestamp) in pane.flushing.items()
-            ]
-            encoded += [row for row in rows if row[0] not in over] if over else rows
-        encoded.sort()  # no two have one name: nothing beyond it is compared
-        self._measure(encoded)
-        return encoded
+    def group_of(self, name: bytes) -> tuple[Pane, bytes] | None:
+        pane = self.panes.get(int.from_bytes(name[-8:], "big")) if len(name) >= 8 else None
+        return None if pane is None else (pane, name[:-8])
 
     def stored(self) -> None:
+        self.held = sum(len(pane.rows) for pane in self.panes.values())
         super().stored()
-        crowded = self._crowded
-        for pane in self._flushed:
-            if crowded:
-                rows, dirty = pane.rows, pane.dirty
-                for key, row in pane.flushing.items():
-                    # The event at work may have written another: it has the right one to go back to.
-                    if rows.get(key) is row and key not in dirty:
-                        rows[key] = STORED
-            pane.flushing = {}
-        self._flushed = []

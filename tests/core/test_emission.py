@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentic.core.emission import Ends
+from agentic.core.emission import Ends, EndsOfKeys
 
 ENDS = st.integers(0, 8)
 NAMES = st.sampled_from([b"a", b"b", b"c"])
@@ -84,3 +84,42 @@ def test_a_window_may_come_while_windows_are_given_out() -> None:
     ends.add(15, b"b")
     assert list(due) == [(15, [b"b"]), (20, [b"a"])]
     assert ends.open_windows() == 0
+
+
+KEYED = st.one_of(
+    st.tuples(st.just("add"), ENDS, st.integers(0, 3), NAMES),
+    st.tuples(st.just("remove"), ENDS, st.integers(0, 3), NAMES),
+    st.tuples(st.sampled_from(["due", "expired"]), ENDS, st.none(), st.none()),
+)
+
+
+@given(st.lists(KEYED, max_size=60))
+def test_windows_by_end_start_and_key_come_out_as_of_a_plain_set(
+    steps: list[tuple[str, int, int | None, bytes | None]],
+) -> None:
+    there: set[tuple[int, int, bytes]] = set()
+    given_out = -1
+    ends = EndsOfKeys(lambda key, start, end: (end, start, key) in there)
+    for what, end, start, key in steps:
+        if what == "due":
+            found = [(each, *one) for each, several in ends.due(end) for one in several]
+            assert found == sorted(each for each in there if given_out < each[0] <= end)
+            given_out = max(given_out, end)
+        elif what == "expired":
+            wanted = {each for each in there if each[0] <= min(end, given_out)}
+            for name, first, last in ends.expired(end):
+                there.remove((last, first, name))  # each once: it is there no more
+                wanted.remove((last, first, name))
+            assert not wanted
+        else:
+            assert start is not None and key is not None
+            if what == "add" and (end, start, key) not in there:
+                there.add((end, start, key))
+                ends.add(end, start, key)
+            elif what == "remove" and (end, start, key) in there:
+                there.remove((end, start, key))
+                ends.removed(end)
+        opened = [each for each in there if each[0] > given_out]
+        assert ends.open_windows() == len(opened)
+        assert ends.next_due() == min((each[0] for each in opened), default=None)
+        assert ends.next_kept() == min((each[0] for each in there if each[0] <= given_out), default=None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentic.state.buffer import Row, store_rows
-from agentic.state.envelope import unwrap
+from agentic.state.buffer import Row
+from agentic.state.envelope import unwrap, wrap_all
 from agentic.state.memory import MemoryStore
 from agentic.state.panes import Pane, PanedBuffer
 
@@ -63,9 +63,7 @@ class Scene:
             return
         else:
             del self.rows[key + pane.suffix]
-        pane.dirty[key] = row
-        if value is None:
-            pane.erased(key)
+        self.buffer.complete(pane, key, row)
 
     def fail(self, start: int, key: bytes, value: int) -> None:
         """Do what an event does, look, and undo it."""
@@ -94,7 +92,7 @@ class Scene:
     def store_them(self) -> None:
         """Write what was taken, as a checkpoint does once it is committed."""
         if self.under_way:
-            self.store.write({TABLE: store_rows(self.buffer.encode())}, {})
+            self.store.write({TABLE: wrap_all(self.buffer.encode())}, {})
             self.buffer.stored()
             self.stored, self.under_way = self.taken, False
 
