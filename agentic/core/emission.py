@@ -6,7 +6,7 @@ What a look costs is what it gives out, however many are open. Source: spec, C.2
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import Any
 
@@ -90,12 +90,12 @@ class Ends:
         self._given = max(self._given, upto)
 
     def expired(self, upto: int) -> Iterator[tuple[int, dict[bytes, Any]]]:
-        """Forget the kept ends up to one; give them out with their windows."""
+        """Forget the kept ends up to one; give them out with their windows, though there be none in them any more."""
         kept = self._kept
         while kept and kept[0] <= upto:
             end = heappop(kept)
             names = self._named.pop(end, None)
-            if names:
+            if names is not None:
                 yield end, names
 
     def open_windows(self) -> int:
@@ -106,31 +106,31 @@ class Ends:
 class EndsOfKeys:
     """As `Ends`, where hardly two windows have the same end: a window is its end, its start and the bytes of its key.
 
-    What has gone is found out when its turn comes.
-
-    Args:
-        there: is a window there? Given its key, its start and its end.
+    One that is removed is left where it is, and passed over when its turn comes. Only what is said here counts:
+    an event at work may have taken a window away, or made it again, and still fail.
     """
 
-    def __init__(self, there: Callable[[bytes, int, int], bool]) -> None:
-        self._there = there
-        #: The least first. A window that has gone may be among them, and one that is there again twice.
+    def __init__(self) -> None:
+        #: The least first.
         self._open: list[tuple[int, int, bytes]] = []
         self._kept: list[tuple[int, int, bytes]] = []
-        #: How many more there are in each than windows: while there are none, nobody needs to look.
-        self._open_gone = self._kept_gone = 0
+        #: Those of them that are no more.
+        self._open_gone: set[tuple[int, int, bytes]] = set()
+        self._kept_gone: set[tuple[int, int, bytes]] = set()
         self._given = -1
 
     def add(self, end: int, start: int, key: bytes) -> None:
         """A window has come into being, or is there again."""
-        heappush(self._open if end > self._given else self._kept, (end, start, key))
-
-    def removed(self, end: int) -> None:
-        """A window with this end is no more."""
-        if end > self._given:
-            self._open_gone += 1
+        window = (end, start, key)
+        ends, gone = (self._open, self._open_gone) if end > self._given else (self._kept, self._kept_gone)
+        if window in gone:
+            gone.remove(window)
         else:
-            self._kept_gone += 1
+            heappush(ends, window)
+
+    def removed(self, end: int, start: int, key: bytes) -> None:
+        """A window is no more."""
+        (self._open_gone if end > self._given else self._kept_gone).add((end, start, key))
 
     def begin_at(self, given: int) -> None:
         """See `Ends.begin_at`."""
@@ -138,51 +138,55 @@ class EndsOfKeys:
 
     def next_due(self) -> int | None:
         """See `Ends.next_due`."""
-        opened = self._open
-        while opened and self._open_gone and not self._there(opened[0][2], opened[0][1], opened[0][0]):
-            heappop(opened)
-            self._open_gone -= 1
-        return opened[0][0] if opened else None
+        return self._least(self._open, self._open_gone)
 
     def next_kept(self) -> int | None:
         """See `Ends.next_kept`."""
-        kept = self._kept
-        while kept and self._kept_gone and not self._there(kept[0][2], kept[0][1], kept[0][0]):
-            heappop(kept)
-            self._kept_gone -= 1
-        return kept[0][0] if kept else None
+        return self._least(self._kept, self._kept_gone)
+
+    @staticmethod
+    def _least(ends: list[tuple[int, int, bytes]], gone: set[tuple[int, int, bytes]]) -> int | None:
+        while ends and ends[0] in gone:
+            gone.remove(heappop(ends))
+        return ends[0][0] if ends else None
 
     def due(self, upto: int) -> Iterator[tuple[int, list[tuple[int, bytes]]]]:
         """Give out the open windows with ends up to one, rising, those of one end by start and key."""
-        opened, kept, there = self._open, self._kept, self._there
+        opened, kept, gone = self._open, self._kept, self._open_gone
         while opened and opened[0][0] <= upto:
             end = opened[0][0]
             found: list[tuple[int, bytes]] = []
-            last: tuple[int, int, bytes] | None = None
             while opened and opened[0][0] == end:
-                entry = heappop(opened)
-                _, start, key = entry
-                if self._open_gone and (entry == last or not there(key, start, end)):
-                    self._open_gone -= 1
+                window = heappop(opened)
+                if window in gone:
+                    gone.remove(window)
                     continue
-                last = entry
-                heappush(kept, entry)
-                found.append((start, key))
+                heappush(kept, window)
+                found.append(window[1:])
             self._given = end
             if found:
                 yield end, found
         self._given = max(self._given, upto)
 
+    def none_due(self, upto: int) -> bool:
+        """Is there no open window with an end up to one? Then it counts as given out."""
+        due = self.next_due()
+        if due is not None and due <= upto:
+            return False
+        self._given = max(self._given, upto)
+        return True
+
     def expired(self, upto: int) -> Iterator[tuple[bytes, int, int]]:
         """Forget the kept windows with ends up to one; give them out: key, start, end."""
-        kept, there = self._kept, self._there
+        kept, gone = self._kept, self._kept_gone
         while kept and kept[0][0] <= upto:
-            end, start, key = heappop(kept)
-            if self._kept_gone and not there(key, start, end):
-                self._kept_gone -= 1
+            window = heappop(kept)
+            if window in gone:
+                gone.remove(window)
             else:
+                end, start, key = window
                 yield key, start, end
 
     def open_windows(self) -> int:
         """How many windows are open."""
-        return len(self._open) - self._open_gone
+        return len(self._open) - len(self._open_gone)

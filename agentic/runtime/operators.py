@@ -74,7 +74,8 @@ class Operator:
         time: the table's stream time, -1 before any event.
         clock: that time, held back by events at work; None where none need hold it.
         fixed: the kind of windows, where their rows are in panes: if their bounds are fixed. Neither panes nor strips
-            are for tables that several instances write, or whose windows may be closed early or open again.
+            are for tables that several instances write, or whose windows may be closed early or open again, nor as
+            long as what was so before a restart may still show.
         next: before this time nothing comes out, and nothing is forgotten.
     """
 
@@ -119,18 +120,8 @@ class Operator:
         self.ends: Ends | EndsOfKeys = Ends()
         #: How windows of one end are put in order. Those in groups are known by what puts them in order.
         self._order: Callable[[Any], Any] | None = None
-        if contended or self.on_close or table.late_policy != "drop":
-            self._order = _session_order if self._sessions else _window_order
-        elif isinstance(buffer, PanedBuffer):
-            assert isinstance(self.windowing, TimeWindows | CalendarWindows), "others have no panes"
-            self._panes, self.fixed = buffer, self.windowing
-        elif isinstance(buffer, StripedBuffer):
-            self._strips = buffer
-            self.ends = EndsOfKeys(self._is_there)
         #: For kinds that look for neighbours: key -> bounds of its windows, in order.
-        self.neighbours: dict[bytes, list[tuple[int, int]]] | None = (
-            {} if self._order and isinstance(self.windowing, SessionWindows | SlidingWindows) else None
-        )
+        self.neighbours: dict[bytes, list[tuple[int, int]]] | None = None
         #: How much longer than needed windows are kept, to be read or reopened.
         self.extra = table.retention - table.least_retention
         self._given = -1
@@ -145,7 +136,13 @@ class Operator:
         self._looks_always = table.late_policy == "reopen"
         self._noted = Times(-1, -1, -1)
         self._held = -1
-        self._restore()
+        self._restore_times()
+        # What was at work before a restart may be behind the table's time, though nothing runs beside it now.
+        contended = contended or self._held < self.time
+        if contended or self.on_close or table.late_policy != "drop" or not self._restore_groups():
+            self._restore_names()
+        # The windows are found by their ends from here on: no scan needs an order that each event has to keep.
+        buffer.order = None
         #: Holds the clock where it was, until what was at work then, and comes again, is done.
         self._again: Hold | None = None
         self._all_again = all_again
@@ -155,20 +152,40 @@ class Operator:
             self.clock.skip(self.time)
             self.look_back()
 
-    def _restore(self) -> None:
+    def _restore_times(self) -> None:
         blob = self.buffer.store.get(self.buffer.name, TIMES)
         if blob is not None:
             self.time, self._given, self._held = Times.decode(unwrap(blob)[0])
-            self.ends.begin_at(self._given)
-        if self._order is None:
-            for name, entry, timestamp in self.buffer.scan({}, FIRST):
-                self._restore_window(name, (entry, timestamp))
-        else:
-            for name, _ in self.buffer.pairs({}, FIRST):
-                self.buffer.saved.add(name)
-                self._made(name)
-        # The windows are found by their ends from here on: no scan needs an order that each event has to keep.
-        self.buffer.order = None
+
+    def _restore_groups(self) -> bool:
+        """Put the windows that there are into groups; return False, with nothing done, if one is closed early.
+
+        By an `on_close` that is not there any more: it has come out all the same, and takes nothing.
+        """
+        if isinstance(self.buffer, PanedBuffer):
+            assert isinstance(self.windowing, TimeWindows | CalendarWindows), "others have no panes"
+            self._panes, self.fixed = self.buffer, self.windowing
+        elif isinstance(self.buffer, StripedBuffer):
+            self._strips = self.buffer
+            self.ends = EndsOfKeys()
+        self.ends.begin_at(self._given)
+        for name, entry, timestamp in self.buffer.scan({}, FIRST):
+            if entry is CLOSED:
+                self._panes = self._strips = self.fixed = None
+                self.buffer.ungroup()
+                return False
+            self._restore_window(name, (entry, timestamp))
+        return True
+
+    def _restore_names(self) -> None:
+        self._order = _session_order if self._sessions else _window_order
+        if isinstance(self.windowing, SessionWindows | SlidingWindows):
+            self.neighbours = {}
+        self.ends = Ends()
+        self.ends.begin_at(self._given)
+        for name, _ in self.buffer.pairs({}, FIRST):
+            self.buffer.saved.add(name)
+            self._made(name)
 
     @property
     def by_name(self) -> bool:
@@ -191,11 +208,6 @@ class Operator:
             insert(self.neighbours.setdefault(self.keys.key(name), []), bounds)
 
     def _restore_window(self, name: bytes, row: Row) -> None:
-        if row[0] is CLOSED:
-            # By an `on_close` that is not there any more: the window has come out.
-            self.buffer.saved.add(name)
-            self.buffer.drop([name], row[1])
-            return
         if self._panes is not None:
             self._panes.restore(self.pane(self.keys.start(name)), self.keys.key(name), row)
         elif self._strips is not None:
@@ -211,11 +223,6 @@ class Operator:
             pane = self._panes.open(start, end, self.ends.named(end))
             self.next = min(self.next, end + self._closes_after)
         return pane
-
-    def _is_there(self, key: bytes, start: int, end: int) -> bool:
-        assert self._strips is not None, "asked only then"
-        strip = self._strips.strips.get(key)
-        return strip is not None and strip.find(start, end) is not None
 
     def made_at(self, end: int, start: int, key: bytes) -> None:
         """A window has come into being in a strip."""
@@ -311,12 +318,15 @@ class Operator:
         given = self.windowing.last_closed(close)
         if given > self._given:
             self._given = given
-            if self.finals:
+            if isinstance(self.ends, EndsOfKeys) and self.ends.none_due(given):
+                pass  # of sessions that have grown since, the ends are still looked at
+            elif self.finals:
                 self._due = self._rows_due(given)
                 self._emit_some()
                 return
-            for _ in self.ends.due(given):
-                continue
+            else:
+                for _ in self.ends.due(given):
+                    continue
         self._forget(close)
         self.next = self._when_next()
 

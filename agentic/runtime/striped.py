@@ -22,7 +22,7 @@ from agentic.windows import Window, WindowedTable
 class StripedView(WindowedView):
     """See `agentic.windows.WindowView`; and `agentic.core.windows.Rows`, which it is for the operator's algorithm."""
 
-    __slots__ = ("_changes", "_ends", "_plain", "_strips")
+    __slots__ = ("_aggregate", "_changes", "_ends", "_plain", "_strips")
 
     buffer: StripedBuffer[Any]
 
@@ -39,11 +39,27 @@ class StripedView(WindowedView):
         super().__init__(table, layout, buffer, slot, partition, partitions, operator)
         assert isinstance(operator.ends, EndsOfKeys), "else it has no strips"
         self._ends = operator.ends
+        self._aggregate = table.aggregate
         self._strips = buffer.strips
         #: Are entries what they are the entries of?
         self._plain = self._value_of is None
         #: What the current event has written, in order: where, the window now, and before; None where there is none.
         self._changes: list[tuple[Strip, Row | None, Row | None]] = []
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def _put_in(self, key: Any, raw: bytes, value: Any, timestamp: int) -> None:
+        if not self._comes(timestamp):
+            return
+        time, windowing = self._time, self._windowing
+        close = windowing.close(time)
+        change = windowing.add(self, raw, value, timestamp, time, close, self._aggregate)
+        if change.finals:
+            self._finals = True
+        if change.refused:
+            self._note_late(key, raw, value, timestamp, change.refused, close)
+        if self._operator.updates:
+            self._updates += [(key, raw, update) for update in change.updates]
 
     # -- rows, as the algorithm sees them -----------------------------------------------------
 
@@ -109,7 +125,7 @@ class StripedView(WindowedView):
                 assert before is not None, "a window that was there has gone"
                 buffer.held -= 1
                 buffer.gone(strip, before.start, before.end, max(operator.time, 0))
-                ends.removed(before.end)
+                ends.removed(before.end, before.start, strip.key)
                 if not strip.rows:
                     buffer.tidy(strip)
                 continue

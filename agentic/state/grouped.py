@@ -86,6 +86,12 @@ class GroupedBuffer(TableBuffer[E], ABC):
         dirty = group.dirty = {}
         return dirty
 
+    @abstractmethod
+    def ungroup(self) -> None:
+        """Let go of all groups, with which nothing has been done: the rows are kept by their names."""
+        self.held = 0
+        self.trimmed = False
+
     def drop(self, names: Iterable[bytes], timestamp: int) -> None:
         """Delete rows that are in no group."""
         rows, aged, dirty, saved = self.rows, self._aged, self.dirty, self.saved

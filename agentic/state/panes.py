@@ -107,6 +107,10 @@ class PanedBuffer(GroupedBuffer[E]):
         pane.rows[key] = row
         pane.taken({key: row})
 
+    def ungroup(self) -> None:
+        super().ungroup()
+        self.panes.clear()
+
     # -- reading ------------------------------------------------------------------------------
 
     def row(self, pane: Pane, key: bytes) -> Row:

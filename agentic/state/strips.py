@@ -100,6 +100,8 @@ class StripedBuffer(GroupedBuffer[E]):
     ) -> None:
         super().__init__(*arguments, **named)
         self.strips: dict[bytes, Strip] = {}
+        #: Rows that no checkpoint has begun to write.
+        self._dirty_rows = 0
         self._name_of = name_of
         self._parts_of = parts_of
 
@@ -113,15 +115,17 @@ class StripedBuffer(GroupedBuffer[E]):
     def complete(self, strip: Strip, row: Window) -> None:
         """A completed event has written a window."""
         dirty = self.soil(strip) if strip.dirty is None else strip.dirty
+        before = len(dirty)
         dirty[row[0], row[1]] = row
+        self._dirty_rows += len(dirty) - before
 
     def gone(self, strip: Strip, start: int, end: int, timestamp: int) -> None:
         """A window is no more; one that was never written leaves no trace."""
         bounds = (start, end)
         if strip.saved is not None and bounds in strip.saved:
             self.complete(strip, Window(start, end, None, timestamp))
-        elif strip.dirty is not None:
-            strip.dirty.pop(bounds, None)
+        elif strip.dirty is not None and strip.dirty.pop(bounds, None) is not None:
+            self._dirty_rows -= 1
 
     def forget_window(self, key: bytes, start: int, end: int, timestamp: int) -> None:
         """Remove a window that no event can need any more."""
@@ -151,6 +155,10 @@ class StripedBuffer(GroupedBuffer[E]):
         strip.saved.add((start, end))
         return key, start, end
 
+    def ungroup(self) -> None:
+        super().ungroup()
+        self.strips.clear()
+
     # -- reading ------------------------------------------------------------------------------
 
     def loaded(self, key: bytes, row: Window) -> Window:
@@ -169,6 +177,14 @@ class StripedBuffer(GroupedBuffer[E]):
         key, start, end = self._parts_of(name)
         strip = self.strips.get(key)
         return None if strip is None else (strip, (start, end))
+
+    @property
+    def dirty_bytes(self) -> int:
+        return int((len(self.dirty) + self._dirty_rows) * self._size)
+
+    def take(self) -> int:
+        self._dirty_rows = 0
+        return super().take()
 
     def stored(self) -> None:
         flushed = list(self._flushed)

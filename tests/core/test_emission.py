@@ -86,6 +86,15 @@ def test_a_window_may_come_while_windows_are_given_out() -> None:
     assert ends.open_windows() == 0
 
 
+def test_an_end_whose_windows_have_all_been_taken_out_is_forgotten_with_the_others() -> None:
+    # Whoever put them in keeps something of its own for each end, and is told when it is over.
+    ends = Ends()
+    ends.named(10)[b"a"] = None
+    ends.named(10).clear()
+    assert list(ends.due(10)) == []
+    assert list(ends.expired(10)) == [(10, {})]
+
+
 KEYED = st.one_of(
     st.tuples(st.just("add"), ENDS, st.integers(0, 3), NAMES),
     st.tuples(st.just("remove"), ENDS, st.integers(0, 3), NAMES),
@@ -99,7 +108,7 @@ def test_windows_by_end_start_and_key_come_out_as_of_a_plain_set(
 ) -> None:
     there: set[tuple[int, int, bytes]] = set()
     given_out = -1
-    ends = EndsOfKeys(lambda key, start, end: (end, start, key) in there)
+    ends = EndsOfKeys()
     for what, end, start, key in steps:
         if what == "due":
             found = [(each, *one) for each, several in ends.due(end) for one in several]
@@ -118,7 +127,7 @@ def test_windows_by_end_start_and_key_come_out_as_of_a_plain_set(
                 ends.add(end, start, key)
             elif what == "remove" and (end, start, key) in there:
                 there.remove((end, start, key))
-                ends.removed(end)
+                ends.removed(end, start, key)
         opened = [each for each in there if each[0] > given_out]
         assert ends.open_windows() == len(opened)
         assert ends.next_due() == min((each[0] for each in opened), default=None)
