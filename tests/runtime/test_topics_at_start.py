@@ -150,7 +150,7 @@ def started_on(broker: NewlyUp, **settings: Any) -> BaseException | None:
                 rows.get(event.key)
 
         await broker.create_topics([TopicSpec("shop-rows-changelog", 3, compacted=True)])
-        started = Worker(app, broker=broker)
+        started = Worker(app, broker=broker, stores=MemoryStores())
         try:
             await started.start()
         except BrokerUnavailable as error:
