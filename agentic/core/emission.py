@@ -55,23 +55,32 @@ class Ends:
         """Before the first window: all ends up to this one have been given out."""
         self._given = given
 
-    def next_due(self) -> int | None:
-        """Return the least end that is open and has a window."""
+    def ahead(self) -> tuple[int | None, int | None]:
+        """Return the least end that is open, and the least that is kept.
+
+        All its windows may have been taken out: whoever did so may put others in without another word.
+        """
         while self._open and self._open[0] <= self._given:
             heappop(self._open)  # it was there twice, since all its windows had gone meanwhile
-        return self._least(self._open)
+        return self._first(self._open), self._first(self._kept)
+
+    def _first(self, ends: list[int]) -> int | None:
+        while ends and ends[0] not in self._named:
+            heappop(ends)
+        return ends[0] if ends else None
+
+    def next_due(self) -> int | None:
+        """Return the least end that is open and has a window."""
+        return self._least(self.ahead()[0], self._open)
 
     def next_kept(self) -> int | None:
         """Return the least end that is kept and has a window."""
-        return self._least(self._kept)
+        return self._least(self.ahead()[1], self._kept)
 
-    def _least(self, ends: list[int]) -> int | None:
-        while ends and ends[0] not in self._named:
-            heappop(ends)
-        if ends and not self._named[ends[0]]:
-            # Whoever put windows in has taken them out, and may put others in.
-            return min((end for end in ends if self._named.get(end)), default=None)
-        return ends[0] if ends else None
+    def _least(self, first: int | None, ends: list[int]) -> int | None:
+        if first is None or self._named[first]:
+            return first
+        return min((end for end in ends if self._named.get(end)), default=None)
 
     def due(self, upto: int) -> Iterator[tuple[int, list[bytes]]]:
         """Give out the open ends up to one, rising, each with its windows in the order in which they came."""
@@ -135,6 +144,10 @@ class EndsOfKeys:
     def begin_at(self, given: int) -> None:
         """See `Ends.begin_at`."""
         self._given = given
+
+    def ahead(self) -> tuple[int | None, int | None]:
+        """See `Ends.ahead`; there are windows with these ends."""
+        return self.next_due(), self.next_kept()
 
     def next_due(self) -> int | None:
         """See `Ends.next_due`."""

@@ -334,7 +334,7 @@ class Operator:
         """Return the time from which on there is something to do again."""
         if self._unneeded:
             return -1
-        due, kept = self.ends.next_due(), self.ends.next_kept()
+        due, kept = self.ends.ahead()
         return min(
             LAST if due is None else due + self._closes_after,
             LAST if kept is None else kept + self._forgotten_after,

@@ -95,6 +95,18 @@ def test_an_end_whose_windows_have_all_been_taken_out_is_forgotten_with_the_othe
     assert list(ends.expired(10)) == [(10, {})]
 
 
+def test_an_end_whose_windows_have_all_been_taken_out_is_still_ahead_as_others_may_come() -> None:
+    ends = Ends()
+    ends.named(10)[b"a"] = None
+    ends.add(20, b"a")
+    windows = ends.named(10)
+    windows.clear()
+    assert (ends.next_due(), ends.ahead()) == (20, (10, None))
+    windows[b"b"] = None
+    assert list(ends.due(10)) == [(10, [b"b"])]
+    assert ends.ahead() == (20, 10)
+
+
 KEYED = st.one_of(
     st.tuples(st.just("add"), ENDS, st.integers(0, 3), NAMES),
     st.tuples(st.just("remove"), ENDS, st.integers(0, 3), NAMES),
