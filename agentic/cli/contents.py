@@ -32,7 +32,7 @@ from agentic.runtime.replay import Replay, Replayed, SourceReplay, replay
 from agentic.runtime.state import number, observed, upto
 from agentic.runtime.tables import Layout
 from agentic.state.base import Store
-from agentic.state.envelope import unwrap, wrap
+from agentic.state.envelope import unwrap
 from agentic.state.keys import KeyFormat
 from agentic.state.lmdb import LmdbStore
 from agentic.table import GlobalTable, Table
@@ -267,11 +267,7 @@ class Reading:
     def _within(self, rows: Replayed) -> Changes:
         """Return those rows that are looked for, as a store has them."""
         low, high = self._low, self._high
-        return {
-            key: None if value is None else wrap(value, timestamp)
-            for key, (value, timestamp) in rows.items()
-            if low <= key and (high is None or key < high)
-        }
+        return {key: blob for key, blob in rows.items() if low <= key and (high is None or key < high)}
 
     async def _clocks(self) -> dict[int, int]:
         """Return for each partition the time by which its rows expire; none for a table whose rows stay."""

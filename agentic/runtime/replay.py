@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentic.codecs import explain
@@ -11,11 +11,11 @@ from agentic.core import versioned
 from agentic.errors import CodecError, StateMismatch
 from agentic.runtime.tables import Layout
 from agentic.state.base import Store
-from agentic.state.envelope import unwrap
+from agentic.state.envelope import unwrap, wrap, wrap_column
 from agentic.table import Table
 
-#: Rows as a replay gives them: by the key's bytes in the store the value's bytes, None to delete, and the timestamp.
-Replayed = Mapping[bytes, tuple[bytes | None, int]]
+#: Rows as a replay gives them: by the key's bytes in the store, the blob that the store has; None to delete.
+Replayed = Mapping[bytes, bytes | None]
 
 Column = Sequence[bytes | None]
 
@@ -47,7 +47,7 @@ class Replay:
         self._keys = layout.keys
         #: What a key that is stored as it comes has to pass.
         self._decode = table.key.decode if layout.keys.identity and not isinstance(table.key, Raw) else None
-        self._rows: dict[bytes, tuple[bytes | None, int]] = {}
+        self._rows: dict[bytes, bytes | None] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -60,30 +60,27 @@ class Replay:
         """
         self.size += sum(map(len, filter(None, values))) + 48 * len(keys)
         self.observed = max(self.observed, max(timestamps, default=self.observed))
-        rows = zip(values, timestamps)
+        blobs = wrap_column(values, timestamps)
         if None in keys:
-            pairs = [(key, row) for key, row in zip(keys, rows) if key is not None]
-        else:
-            pairs = list(zip(keys, rows))  # type: ignore[arg-type]
+            blobs = [blob for key, blob in zip(keys, blobs) if key is not None]
+        there: Sequence[bytes] = [key for key in keys if key is not None] if None in keys else keys  # type: ignore[assignment]
         if self._decode is not None:
-            self._check(key for key, _ in pairs)
-        if self._keys.identity:
-            self._rows.update(pairs)
-            return
-        from_wire = self._keys.from_wire
-        try:
-            self._rows.update((from_wire(key), row) for key, row in pairs)
-        except CodecError as error:
-            raise self._mismatch(error) from error
+            self._check(self._decode, there)
+        if not self._keys.identity:
+            try:
+                there = list(map(self._keys.from_wire, there))
+            except CodecError as error:
+                raise self._mismatch(error) from error
+        self._rows.update(zip(there, blobs))
 
-    def _check(self, keys: Iterable[bytes]) -> None:
-        assert self._decode is not None, "there is something to pass"
-        key = b""
+    def _check(self, decode: Callable[[bytes], Any], keys: Sequence[bytes]) -> None:
+        passing = map(decode, keys)
+        passed = 0
         try:
-            for key in keys:
-                self._decode(key)
+            for passed, _ in enumerate(passing, 1):  # noqa: B007 (used where it ends)
+                pass
         except (ValueError, CodecError) as error:
-            raise self._mismatch(explain(self._table.key, key, error)) from error
+            raise self._mismatch(explain(self._table.key, keys[passed], error)) from error
 
     def _mismatch(self, error: CodecError) -> StateMismatch:
         table = self._table
@@ -160,8 +157,8 @@ class VersionsReplay(SourceReplay):
         return versioned.EMPTY if blob is None else versioned.decode(unwrap(blob)[0])
 
     def take(self) -> Replayed:
-        rows: dict[bytes, tuple[bytes | None, int]] = {
-            raw: (versioned.encode(versions), versions.timestamps[0]) if versions.timestamps else (None, self.observed)
+        rows: dict[bytes, bytes | None] = {
+            raw: wrap(versioned.encode(versions), versions.timestamps[0]) if versions.timestamps else None
             for raw, versions in self._versions.items()
         }
         self._versions = {}

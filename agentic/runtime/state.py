@@ -348,7 +348,7 @@ class TaskState:
             if table.versioned is not None:
                 self.buffers[table].observed = max(self.buffers[table].observed, time_of)
                 marks[observed(table)] = as_mark(self.buffers[table].observed)
-            await self._write({table.name: wrap_all((key, *row) for key, row in sorted(rows.items()))}, marks)
+            await self._write({table.name: sorted(rows.items())}, marks)
 
     async def clear(self, table: Table[Any, Any]) -> None:
         """Remove all rows of a table, that it be restored whole."""

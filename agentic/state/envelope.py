@@ -41,6 +41,12 @@ def wrap(value: bytes, timestamp: int, expiry: int | None = None) -> bytes:
     return _expiring.pack(FORMAT, EXPIRES, timestamp, expiry) + value
 
 
+def wrap_column(values: Iterable[bytes | None], timestamps: Iterable[int]) -> list[bytes | None]:
+    """Return the blobs of values, none of which expires; None stays what it is."""
+    pack = _plain.pack
+    return [None if value is None else pack(FORMAT, 0, time) + value for value, time in zip(values, timestamps)]
+
+
 def wrap_all(rows: Iterable[tuple[bytes, bytes | None, int]]) -> list[tuple[bytes, bytes | None]]:
     """Return rows as a store takes them, none of which expires: key and blob; None for one that is gone."""
     pack = _plain.pack

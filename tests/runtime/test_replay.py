@@ -20,6 +20,7 @@ from agentic.runtime.replay import replay
 from agentic.runtime.stores import MemoryStores
 from agentic.runtime.tables import Layout
 from agentic.runtime.worker import Worker
+from agentic.state.envelope import unwrap
 from agentic.state.memory import MemoryStore
 from agentic.testing import TestDriver
 
@@ -33,7 +34,7 @@ def rows_of(declared: Any, keys: Sequence[bytes | None]) -> dict[bytes, bytes | 
     table = App("shop").table("totals", key=declared, value=int)
     found = replay(table, Layout(table), MemoryStore(), NOTHING_OBSERVED)
     found.add(keys, [b"1"] * len(keys), [1] * len(keys))
-    return {key: value for key, (value, _) in found.take().items()}
+    return {key: None if blob is None else unwrap(blob)[0] for key, blob in found.take().items()}
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -55,6 +56,7 @@ READERS_EVERY = 60.0
 _REPAIR = "run the worker with --repair: it moves the file aside and restores the state from the changelog"
 _SHRINK = "checkpoint more often (commit_interval), or let rows expire (ttl)"
 #: Stands for the marks where the others are named by their table: no table has this name.
+_key, _value = itemgetter(0), itemgetter(1)
 _MARKS = "\0marks"
 
 
@@ -367,22 +369,25 @@ class LmdbStore:
 
     def _sorted_out(self, table: str, changes: Rows) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
         """Rows to put and keys to delete, as LMDB takes them."""
-        puts: list[tuple[bytes, bytes]] = []
-        deletes: list[bytes] = []
-        for key, value in changes:
-            if len(key) > SHORT:
-                # Before the row is there: to look in vain costs speed alone.
-                self._long.add(table)
-            elif key > ZEROS:
-                if value is None:
-                    deletes.append(key)
-                else:
-                    puts.append((key, value))
-                continue
+        rows = list(changes)
+        # They come in the order of their keys: those that begin like what has another name are the first.
+        first = 0
+        while first < len(rows) and rows[first][0] <= ZEROS:
+            first += 1
+        if max(map(len, map(_key, rows)), default=0) > SHORT:
+            # Before the row is there: to look in vain costs speed alone.
+            self._long.add(table)
+            first = len(rows)
+        plain = rows[first:]
+        deletes = [key for key, value in plain if value is None] if None in map(_value, plain) else []
+        puts: Any = [row for row in plain if row[1] is not None] if deletes else plain
+        for key, value in rows[:first]:
+            other = len(key) > SHORT or key <= ZEROS
+            stored = physical(key) if other else key
             if value is None:
-                deletes.append(physical(key))
+                deletes.append(stored)
             else:
-                puts.append((physical(key), pack(key, value)))
+                puts.append((stored, pack(key, value) if other else value))
         return puts, deletes
 
     def clear(self, table: str) -> None:
