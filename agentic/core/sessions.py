@@ -71,8 +71,16 @@ class SessionWindows:
         if start == end:
             # The events are all of one time: the session stays what it is, and nothing is gone.
             return Change((put(rows, key, start, end, found[0], merged, end),), ())
-        updates: list[Update] = [put(rows, key, row.start, row.end, row, None, row.end) for row in found]
-        updates.append(put(rows, key, start, end, None, merged, end))
+        # The whole first: where it is refused, as of a type that it must not be, nothing may be gone.
+        # Only one that is alone can have the bounds of the whole, as sessions do not overlap.
+        first = found[0]
+        same = first if first.start == start and first.end == end else None
+        put(rows, key, start, end, same, merged, end)
+        if same is None:
+            for row in found:
+                rows.remove(key, row.start, row.end)
+        updates = [Update(row.start, row.end, None, row.value, row.end) for row in found]
+        updates.append(Update(start, end, merged, None, end))
         return Change(updates, ())
 
 

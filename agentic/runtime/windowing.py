@@ -407,6 +407,9 @@ class WindowedView(TableView):
         ]
         return [window for _, _, _, window in sorted(found, key=lambda each: each[:3])]
 
+    def count(self) -> int:
+        return sum(1 for _ in self._all())
+
     def _all(self) -> Iterator[tuple[bytes, Window[Any, Any]]]:
         if self._slot.working_on is None:
             raise self._no_event()

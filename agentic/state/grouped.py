@@ -136,9 +136,6 @@ class GroupedBuffer(TableBuffer[E], ABC):
         self.order = None  # of what lies there, hardly anything is in it
         return above
 
-    def count(self, over: Mapping[bytes, Row]) -> int:
-        return self.held or super().count(over)
-
     # -- checkpoint ---------------------------------------------------------------------------
 
     @property

@@ -1,4 +1,4 @@
-"""Agents that await between what they put into windows: numbers, checkpoints and readers look meanwhile."""
+"""Agents that await between what they put into windows, or go on after a value was refused: no other is lost."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from window_support import ms, shown
+import pytest
+from window_support import ms, scene, shown
 
 from agentic import App, Stream
+from agentic.errors import CodecError
+from agentic.stream import Event
 from agentic.testing import TestDriver
+from agentic.windows import WindowedTable
 
 #: The value of an event that awaits with what it has added in hand, and then fails.
 FAILS_LATER = 13
@@ -42,3 +46,36 @@ def test_whoever_looks_for_the_next_window_while_an_event_is_at_work_takes_nothi
         assert app.metrics.total("windows_open") == 2
         driver.send(source, 1, key="z", timestamp=1000)
         assert [output.value for output in driver.outputs(out)] == [["a", 99, 99, 1, 99], ["b", 100, 105, 2, 105]]
+
+
+def test_a_session_is_not_gone_when_what_is_to_become_of_it_is_refused() -> None:
+    def add(views: WindowedTable[Any, Any], event: Event) -> None:
+        if event.value == FAILS_LATER:
+            with pytest.raises(CodecError, match="views"):
+                views.add(event.key, event.value)
+        else:
+            views.add(event.key, event.value)
+
+    def windows(table: Any) -> Any:
+        return table.session(ms(10)).reduce(lambda total, n: "thirteen" if n == FAILS_LATER else total + n)
+
+    here = scene(windows, add, value=int)
+    with TestDriver(here.app) as driver:
+        here.send(driver, "a 1@1", f"a {FAILS_LATER}@5", "a 2@8", "z 1@100")
+        assert here.came(driver, here.finals) == [["a", 1, 8, 3, 8]]
+
+
+@pytest.mark.parametrize("kind", ["tumbling", "session"])
+def test_there_are_as_many_windows_as_can_be_read(kind: str) -> None:
+    def add(views: WindowedTable[Any, Any], event: Event) -> None:
+        views.add(event.key, event.value)
+        counted.append((len(views), len(views.all())))
+
+    counted: list[tuple[int, int]] = []
+    here = scene(lambda table: (table.tumbling(ms(10)) if kind == "tumbling" else table.session(ms(10))).count(), add)
+    with TestDriver(here.app) as driver:
+        here.send(driver, "a 1@1", "b 1@2")
+        driver.crash()
+        here.send(driver, "a 1@3", "c 1@50")
+    assert [n for n, _ in counted] == [1, 2, 2, 3]
+    assert all(n == read for n, read in counted)
