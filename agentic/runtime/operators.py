@@ -23,6 +23,7 @@ from agentic.core.emission import Ends, EndsOfKeys
 from agentic.core.sessions import SessionWindows
 from agentic.core.sliding import SlidingWindows
 from agentic.core.windows import FixedWindowing, TimeWindows
+from agentic.errors import StateMismatch
 from agentic.runtime.gate import Emitted, Gate
 from agentic.runtime.tables import CLOSED, Layout, Times
 from agentic.runtime.window_numbers import WindowNumbers
@@ -134,7 +135,7 @@ class Operator:
         self.next = 0
         #: Where windows may open again, each event looks.
         self._looks_always = table.late_policy == "reopen"
-        self._noted = Times(-1, -1, -1)
+        self._noted = Times(-1, -1, -1, repr(self.windowing))
         self._held = -1
         self._restore_times()
         # What was at work before a restart may be behind the table's time, though nothing runs beside it now.
@@ -155,7 +156,14 @@ class Operator:
     def _restore_times(self) -> None:
         blob = self.buffer.store.get(self.buffer.name, TIMES)
         if blob is not None:
-            self.time, self._given, self._held = Times.decode(unwrap(blob)[0])
+            self.time, self._given, self._held, windows = Times.decode(unwrap(blob)[0])
+            if windows not in ("", self._noted.windows):
+                # A store of others is refused when it is opened: these rows are out of the changelog.
+                raise StateMismatch(
+                    f"changelog {self.table.changelog_topic!r} is of {windows}, and table {self.table.name!r} has now "
+                    f"{self._noted.windows}; declare these again, give the table another name, or let 'agentic reset' "
+                    "delete it with the app's state"
+                )
 
     def _restore_groups(self) -> bool:
         """Put the windows that there are into groups; return False, with nothing done, if one is closed early.
@@ -426,7 +434,7 @@ class Operator:
 
     def note_times(self) -> None:
         """Write the times beside the windows, if they are others by now: a checkpoint begins."""
-        times = Times(self.time, self._given, max(-1, self.held))
+        times = Times(self.time, self._given, max(-1, self.held), self._noted.windows)
         if times != self._noted:
             self._noted = times
             self.buffer.apply({TIMES: (times, max(self.time, 0))})

@@ -134,20 +134,23 @@ class Times(NamedTuple):
         time: its stream time, -1 before any event.
         given: all windows that end at it or earlier have been given out.
         held: the stream time by which lateness is judged, which events at work hold back.
+        windows: what kind of windows the rows beside it are of; "" where that was not noted.
     """
 
     time: int
     given: int
     held: int
+    windows: str
 
     def encode(self) -> bytes:
         """Return its bytes: a store, and a changelog, keep it beside the windows."""
-        return _TIMES.pack(*self)
+        return _TIMES.pack(*self[:3]) + self.windows.encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Times:
         """Return what `encode` has made bytes of."""
-        return cls(*_TIMES.unpack(data))
+        time, given, held = _TIMES.unpack_from(data)
+        return cls(time, given, held, data[_TIMES.size :].decode())
 
 
 class TableView:

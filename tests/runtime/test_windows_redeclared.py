@@ -10,6 +10,7 @@ import pytest
 from window_support import ms, shown
 
 from agentic import App, Stream, Topic
+from agentic.errors import StateMismatch
 from agentic.testing import TestDriver
 from agentic.windows import Window
 
@@ -106,3 +107,31 @@ def test_an_event_that_was_overtaken_is_not_late_when_events_come_one_by_one_aft
         assert sorted(each[0] for each in came) == ["a", "b", "c"]
         deploy(driver, after)
         assert [each[0] for each in send(driver, after, ("z", 1, 900))] == ["z"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda table: table.tumbling(ms(20)),
+        lambda table: table.tumbling(ms(10), grace=ms(5)),
+        lambda table: table.sliding(ms(10)),
+    ],
+    ids=["size", "grace", "kind"],
+)
+def test_windows_of_another_declaration_are_not_taken_for_its_own(other: Callable[[Any], Any]) -> None:
+    # The driver's stores take any rows, as one that is filled from the changelog does.
+    before, after = make(), make(other)
+    with TestDriver(before.app) as driver:
+        assert send(driver, before, ("a", 1, 1)) == []
+        with pytest.raises(StateMismatch, match=r"table 'views' has now .*; declare these again"):
+            deploy(driver, after)
+        deploy(driver, before)
+        assert send(driver, before, ("a", 1, 2), ("z", 1, 50)) == [["a", 0, 10, 2, 2]]
+
+
+def test_windows_may_be_kept_longer_after_a_restart() -> None:
+    before, after = make(), make(lambda table: table.tumbling(ms(10), retention=ms(100)))
+    with TestDriver(before.app) as driver:
+        assert send(driver, before, ("a", 1, 1)) == []
+        deploy(driver, after)
+        assert send(driver, after, ("a", 1, 2), ("z", 1, 50)) == [["a", 0, 10, 2, 2]]
