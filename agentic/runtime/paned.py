@@ -6,7 +6,7 @@ back. Until the event is complete nothing of it is *dirty*, so that no checkpoin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from agentic.core.windows import FixedWindowing, Refused, Update
@@ -207,5 +207,12 @@ class PanedView(WindowedView):
                 found.append(Window(key, at, pane.end, self._operator.value_of(entry), timestamp))
         return found
 
-    def _own_rows(self) -> Mapping[bytes, Row]:
-        return {raw + pane.suffix: row for pane, raw, row, _ in self._writes}
+    def _all(self) -> Iterator[tuple[bytes, Window[Any, Any]]]:
+        # Not by a scan: of a pane that is forgotten by now the store may still have rows.
+        if self._slot.working_on is None:
+            raise self._no_event()
+        decode, operator = self._keys.decode, self._operator
+        for pane in self._panes.values():
+            for raw in pane.rows:
+                entry, timestamp = self.buffer.row(pane, raw)
+                yield raw, Window(decode(raw), pane.start, pane.end, operator.value_of(entry), timestamp)

@@ -12,6 +12,7 @@ from window_support import ms, scene
 
 from agentic import App, Stream
 from agentic.errors import TableUnavailable
+from agentic.runtime.operators import SWEEP
 from agentic.stream import Event
 from agentic.testing import TestDriver
 from agentic.windows import WindowedTable
@@ -159,3 +160,20 @@ def test_outside_of_an_event_nothing_is_added_or_read() -> None:
     with TestDriver(app):
         pass
     assert len(refused) == 5
+
+
+def test_a_window_that_is_forgotten_is_in_no_answer_though_many_were_closed_with_it() -> None:
+    keys = SWEEP + 500
+
+    def add(views: WindowedTable[Any, Any], event: Event) -> None:
+        for n in range(keys if event.value else 1):
+            views.add(str(n), 1)
+        read.append((len(views.all()), sorted({window.start for window in views["7"]})))
+
+    read: list[tuple[int, list[int]]] = []
+    here = scene(lambda table: table.tumbling(ms(10)).count(), add, updates=False)
+    with TestDriver(here.app) as driver:
+        # The third event closes them, and the fourth comes when they have been given out.
+        here.send(driver, "a 1@1", "a 1@2", "a @25", "a @26")
+        assert len(here.came(driver, here.finals)) == keys
+    assert read == [(keys, [0]), (keys, [0]), (keys + 1, [0]), (1, [])]
