@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentic.core.windows import Aggregate, Change, Refused, Row, Rows, Update, put
+from agentic.core.windows import Aggregate, Change, Refused, Row, Rows, Update, new, put
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class SessionWindows:
         if same is None:
             for row in found:
                 rows.remove(key, row.start, row.end)
-        updates = [Update(row.start, row.end, None, row.value, row.end) for row in found]
-        updates.append(Update(start, end, merged, None, end))
+        updates = [new(Update, (row.start, row.end, None, row.value, row.end)) for row in found]
+        updates.append(new(Update, (start, end, merged, None, end)))
         return Change(updates, ())
 
 

@@ -327,7 +327,10 @@ class Operator:
         if given > self._given:
             self._given = given
             if isinstance(self.ends, EndsOfKeys) and self.ends.none_due(given):
-                pass  # of sessions that have grown since, the ends are still looked at
+                # It was the end of a session that has grown since.
+                self.next = self._when_next()
+                if self.next > time:
+                    return
             elif self.finals:
                 self._due = self._rows_due(given)
                 self._emit_some()
