@@ -46,8 +46,8 @@ class Group(ABC):
         """A checkpoint has begun that writes these rows: note which ones the store has from now on."""
 
     @abstractmethod
-    def trim(self) -> None:
-        """Keep no row in memory that has just been stored, and is the same by now."""
+    def trim(self, rows: Mapping[Any, Any]) -> None:
+        """Keep none of these rows in memory, which the store has, unless another has taken its place."""
 
 
 class GroupedBuffer(TableBuffer[E], ABC):
@@ -79,6 +79,8 @@ class GroupedBuffer(TableBuffer[E], ABC):
         #: Groups with rows that no checkpoint has begun to write; with rows of the one that is under way.
         self._soiled: list[Group] = []
         self._flushed: list[Group] = []
+        #: Rows of the last checkpoint that was stored, if there are too many for the cache.
+        self._resting: list[tuple[Group, Mapping[Any, Any]]] = []
 
     def soil(self, group: Group) -> dict[Any, Any]:
         """Return where to put what has changed in a group, with nothing in it yet."""
@@ -175,10 +177,13 @@ class GroupedBuffer(TableBuffer[E], ABC):
 
     def stored(self) -> None:
         super().stored()
-        full = self.full
-        for group in self._flushed:
-            if full:
-                group.trim()
+        # Rows that are written in each checkpoint stay in memory, however many others there are.
+        resting, self._resting = self._resting, []
+        if self.full:
+            for group, rows in resting:
+                group.trim(rows)
                 self.trimmed = True
+            self._resting = [(group, group.flushing or {}) for group in self._flushed]
+        for group in self._flushed:
             group.flushing = None
         self._flushed = []

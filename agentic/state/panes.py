@@ -17,6 +17,8 @@ E = TypeVar("E")
 
 #: In a pane, a row that the store has: no entry, and other than `ABSENT` to whoever asks which.
 STORED: Final[Row] = (None, -1)
+#: Rows that are let go of at once: a millisecond's worth.
+LARGE = 20_000
 
 
 class Pane(Group):
@@ -54,12 +56,12 @@ class Pane(Group):
         else:
             self.saved.update(rows)
 
-    def trim(self) -> None:
-        rows, dirty = self.rows, self.dirty or {}
-        for key, row in (self.flushing or {}).items():
+    def trim(self, rows: Mapping[bytes, Row]) -> None:
+        mine = self.rows
+        for key, row in rows.items():
             # The event at work may have written another: it has the right one to go back to.
-            if rows.get(key) is row and key not in dirty:
-                rows[key] = STORED
+            if mine.get(key) is row:
+                mine[key] = STORED
 
 
 class PanedBuffer(GroupedBuffer[E]):
@@ -86,8 +88,16 @@ class PanedBuffer(GroupedBuffer[E]):
         return self._left(pane)
 
     def _left(self, pane: Pane) -> Iterator[bytes]:
-        suffix = pane.suffix
-        for key in pane.saved or ():
+        suffix, rows, saved = pane.suffix, pane.rows, pane.saved or set()
+        if len(rows) > LARGE:
+            # Let go of all at once, they would hold everybody up: they go as their names do.
+            while rows:
+                key, _ = rows.popitem()
+                if key in saved:
+                    saved.remove(key)
+                    self.saved.add(key + suffix)
+                yield key + suffix
+        for key in saved:
             name = key + suffix
             self.saved.add(name)
             yield name

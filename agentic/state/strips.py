@@ -72,11 +72,10 @@ class Strip(Group):
             else:
                 saved.add(bounds)
 
-    def trim(self) -> None:
-        dirty = self.dirty or {}
-        for (start, end), row in (self.flushing or {}).items():
+    def trim(self, rows: Mapping[Bounds, Window]) -> None:
+        for (start, end), row in rows.items():
             at = self.place(start, end)
-            if at < len(self.rows) and self.rows[at] is row and (start, end) not in dirty:
+            if at < len(self.rows) and self.rows[at] is row:
                 self.rows[at] = Window(start, end, None, row.timestamp)
 
 
