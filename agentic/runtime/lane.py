@@ -11,7 +11,7 @@ from agentic.core.stations import Station
 from agentic.core.times import seconds
 from agentic.errors import ConfigurationError
 from agentic.metrics import Metrics
-from agentic.runtime.instance import Instance
+from agentic.runtime.instance import Instance, Shown
 from agentic.runtime.letters import Policy
 from agentic.runtime.outbox import Outbox
 from agentic.runtime.partition import fresh_value
@@ -109,9 +109,7 @@ class Lane(Instance[T]):
             await pool.rest(self)
         return self.event.value  # type: ignore[no-any-return]
 
-    def lists(
-        self, n: int, within: timedelta | float, shown: Callable[[list[Event]], list[R]]
-    ) -> AsyncIterator[list[R]]:
+    def lists(self, n: int, within: timedelta | float, shown: Shown[R]) -> AsyncIterator[list[R]]:
         lists = super().lists(n, within, shown)
         limit = self.agent.execution.pin_limit
         if seconds(within) >= limit:

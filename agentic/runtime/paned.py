@@ -192,9 +192,6 @@ class PanedView(WindowedView):
         self._writes.clear()
         super().forget()
 
-    def detach(self) -> Any:
-        raise AssertionError("only one instance writes what is in panes, and its events are never set aside")
-
     # -- reading ------------------------------------------------------------------------------
 
     def windows(self, key: Any, start: int, end: int) -> list[Window[Any, Any]]:

@@ -61,9 +61,10 @@ class Replay:
         self.size += sum(map(len, filter(None, values))) + 48 * len(keys)
         self.observed = max(self.observed, max(timestamps, default=self.observed))
         blobs = wrap_column(values, timestamps)
+        there: Sequence[Any] = keys
         if None in keys:
             blobs = [blob for key, blob in zip(keys, blobs) if key is not None]
-        there: Sequence[bytes] = [key for key in keys if key is not None] if None in keys else keys  # type: ignore[assignment]
+            there = [key for key in keys if key is not None]
         if self._decode is not None:
             self._check(self._decode, there)
         if not self._keys.identity:

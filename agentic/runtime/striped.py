@@ -147,9 +147,6 @@ class StripedView(WindowedView):
         self._changes.clear()
         super().forget()
 
-    def detach(self) -> Any:
-        raise AssertionError("only one instance writes what is in strips, and its events are never set aside")
-
     # -- reading ------------------------------------------------------------------------------
 
     def windows(self, key: Any, start: int, end: int) -> list[Window[Any, Any]]:

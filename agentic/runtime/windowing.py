@@ -370,6 +370,7 @@ class WindowedView(TableView):
         self._reset()
 
     def detach(self) -> Any:
+        assert self._operator.by_name, "one instance writes what is in groups, and its events are never set aside"
         noted = {name: getattr(self, name) for name in _NOTES}
         return dict(self.overlay), noted
 
