@@ -77,6 +77,11 @@ class Settings:
     checkpoint_bytes: int = _setting(
         32 << 20, "Memory of rows not yet committed at which a checkpoint does not wait for its interval, about."
     )
+    restore_processes: int | None = _setting(
+        None,
+        "Processes beside the worker that restore large tables, each on a core of its own. Unset: one for each core, "
+        "four at most; 0: the worker does it itself.",
+    )
     standbys: int = _setting(
         0, "Copies of each task's tables that other workers keep up to date, to take over without restoring them."
     )
@@ -299,6 +304,8 @@ def _check_together(settings: Settings) -> None:
             fail(name, "must be at least 1048576, a mebibyte")
     if settings.standbys < 0:
         fail("standbys", "a number of copies; 0 for none")
+    if settings.restore_processes is not None and settings.restore_processes < 0:
+        fail("restore_processes", "a number of processes; 0 for none")
     if settings.max_buffered < 1:
         fail("max_buffered", "a worker must be able to hold an event")
     for name in ("on_error", "on_decode_error"):

@@ -327,8 +327,12 @@ class Broker(Protocol):
             session_timeout: seconds of silence after which a member is taken for dead.
         """
 
-    def reader(self, offsets: Mapping[TopicPartition, int]) -> Reader:
-        """Read these partitions from these offsets, committed records only."""
+    def reader(self, offsets: Mapping[TopicPartition, int], *, bulk: bool = False) -> Reader:
+        """Read these partitions from these offsets, committed records only.
+
+        Args:
+            bulk: very many records are to be read, and memory for fetching ahead is well spent.
+        """
 
     def producer(self, *, transactional_id: str | None = None) -> Producer: ...
 

@@ -28,8 +28,8 @@ from agentic.core import versioned
 from agentic.core.metadata import decode
 from agentic.core.partitioning import partition_of
 from agentic.core.versioned import NOTHING_OBSERVED, Versions
+from agentic.runtime.marks import number, observed, upto
 from agentic.runtime.replay import Replay, Replayed, SourceReplay, replay
-from agentic.runtime.state import number, observed, upto
 from agentic.runtime.tables import Layout
 from agentic.state.base import Store
 from agentic.state.envelope import unwrap
@@ -200,14 +200,14 @@ class Reading:
         """Return the furthest copy of a partition, and its rows; None without a copy that can be read."""
         readable = self._stack.enter_context(opened(self._copies.get(self._place.task(partition), []), self._say))
         marked = [
-            (-1 if (at := number(store.mark(upto(self._table)))) is None else at, store)
+            (-1 if (at := number(store.mark(upto(self._table.name)))) is None else at, store)
             for _, store in readable
             if store.tables.get(self._table.name) == self._table.shape
         ]
         if not marked:
             return None
         at, store = max(marked, key=itemgetter(0))
-        known = number(store.mark(observed(self._table)))
+        known = number(store.mark(observed(self._table.name)))
         rows = store.scan(self._table.name, self._low, self._high)
         self._stack.callback(rows.close)  # type: ignore[attr-defined]
         # From its first row on an iterator sees what there was then, whatever the worker writes.

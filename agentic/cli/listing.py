@@ -9,7 +9,7 @@ from agentic.app import App
 from agentic.brokers.base import Broker
 from agentic.cli.places import Bounds, bounds_of, copies_by_task, global_task, is_in_use, opened, place_of
 from agentic.errors import AgenticError
-from agentic.runtime.state import STANDBY, number, upto
+from agentic.runtime.marks import STANDBY, number, upto
 from agentic.state.lmdb import Copy
 from agentic.table import GlobalTable, Table
 from agentic.windows import WindowedTable
@@ -43,7 +43,7 @@ async def copies_of(app: App, broker: Broker, say: Callable[[str], None]) -> lis
             continue
         for n in range(place.partitions):
             task = place.task(n)
-            lines += _lines(table, task, by_task.get(task, ()), {upto(table): bounds[n]} if bounds else {}, say)
+            lines += _lines(table, task, by_task.get(task, ()), {upto(table.name): bounds[n]} if bounds else {}, say)
     return lines
 
 

@@ -42,6 +42,9 @@ class Json:
         self.decode: Callable[[bytes], Any] = msgspec.json.Decoder().decode
         self.encode: Callable[[Any], bytes] = _encode
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Json, ()
+
 
 class Container:
     """A dict or a list of JSON values.
@@ -53,6 +56,10 @@ class Container:
     def __init__(self, declared: type) -> None:
         self.declared = declared
         self.decode: Callable[[bytes], Any] = msgspec.json.Decoder(declared).decode
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A decoder can't be pickled.
+        return Container, (self.declared,)
 
     def encode(self, value: Any, /) -> bytes:
         if value.__class__ is not self.declared and not isinstance(value, self.declared):
@@ -86,6 +93,9 @@ class Typed:
             )
         self._exact = declared if isinstance(declared, type) else None
         self._floats = _has_floats(info, set())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Typed, (self.declared,)
 
     def encode(self, value: Any, /) -> bytes:
         data = _encode(value if value.__class__ is self._exact else self._checked(value))

@@ -20,9 +20,9 @@ from agentic.brokers.base import Batch, Broker, TopicInfo, TopicPartition
 from agentic.errors import BrokerUnavailable, CodecError, DecodeFailed
 from agentic.metrics import Metrics
 from agentic.runtime.changelogs import warn_of_retention
+from agentic.runtime.marks import WRITTEN, as_mark, number
 from agentic.runtime.outbox import AGAIN
 from agentic.runtime.recovery import Progress
-from agentic.runtime.state import WRITTEN, as_mark, number
 from agentic.runtime.stores import Stores
 from agentic.runtime.tables import Layout, filled
 from agentic.runtime.tails import TOMBSTONES_KEPT

@@ -10,18 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentic.brokers.base import Batch, Broker, Consumer, TopicPartition
+from agentic.brokers.base import Broker, Consumer
 from agentic.errors import BrokerUnavailable, StateMismatch, named
 from agentic.metrics import Metrics
 from agentic.runtime import tails
 from agentic.runtime.outbox import AGAIN
 from agentic.runtime.positions import Positions
-from agentic.runtime.replay import Replay
+from agentic.runtime.replay import Replayed
+from agentic.runtime.restorers import Lent, Restorers
+from agentic.runtime.restoring import Restoration, restore
 from agentic.runtime.state import TaskState
 from agentic.runtime.stores import Stores
 from agentic.table import Table
@@ -31,44 +31,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("agentic.worker")
 
-#: Bytes of rows that a table's restoration collects before it writes them: the larger, the fewer pages
-#: of the tree are written twice.
-BATCH_BYTES = 24 << 20
-BATCH_ROWS = 200_000
-#: Seconds that a reader waits at most before it looks round.
-LOOK_ROUND = 1.0
-
-
 #: By table and partition: how many offsets are still to be read, and how many in all.
 Progress = dict[tuple[str, int], tuple[int, int]]
 
 
-@dataclass(eq=False)
-class Restoration:
-    """One table of one task on its way up.
+class _TableSink:
+    """See `agentic.runtime.restoring.Sink`."""
 
-    Attributes:
-        position: the changelog offset up to which its rows have been read.
-        target: the offset at which it is complete.
-        begun: the offset at which it began.
-        replay: those that were read, to be written together.
-    """
-
-    task: Task
-    state: TaskState
-    table: Table[Any, Any]
-    tp: TopicPartition
-    begun: int
-    target: int
-    position: int
-    started: float
-    replay: Replay
-    restored: int = 0
-    writing: asyncio.Future[None] | None = None
+    def __init__(self, state: TaskState, table: Table[Any, Any]) -> None:
+        self.state = state
+        self._table = table
 
     @property
-    def done(self) -> bool:
-        return self.position >= self.target
+    def closed(self) -> bool:
+        return self.state.closed
+
+    async def write(self, rows: Replayed, position: int, observed: int) -> None:
+        await self.state.restore(self._table, rows, position, observed)
 
 
 class Recovery:
@@ -76,6 +55,7 @@ class Recovery:
 
     Args:
         fail: takes what stops the worker.
+        restorers: have processes of their own restore what is large; None where nobody may.
     """
 
     def __init__(
@@ -85,12 +65,14 @@ class Recovery:
         consumer: Consumer,
         metrics: Metrics,
         fail: Callable[[BaseException], None],
+        restorers: Restorers | None = None,
     ) -> None:
         self._broker = broker
         self._stores = stores
         self._consumer = consumer
         self._metrics = metrics
         self._fail = fail
+        self._restorers = restorers
         self._running: set[asyncio.Task[None]] = set()
         #: The ids of the source topics.
         self._sources: dict[str, str] = {}
@@ -108,11 +90,11 @@ class Recovery:
 
     async def _bring_up(self, tasks: list[Task], positions: Positions, ready: Callable[[Task], None]) -> None:
         try:
-            todo: list[Restoration] = []
+            todo: dict[Task, list[Restoration]] = {}
             for task in tasks:
                 restorations = await self._open(task, positions)
                 if restorations:
-                    todo += restorations
+                    todo[task] = restorations
                 elif task.state is not None and not positions.lost:
                     ready(task)
             # All are looked at before: who sets positions right wants to know of every one.
@@ -150,8 +132,8 @@ class Recovery:
                     raise
                 return await self._open(task, positions)
             if at < end:
-                now = time.monotonic()
-                found.append(Restoration(task, state, table, tp, at, end, at, now, state.replay(table)))
+                sink = _TableSink(state, table)
+                found.append(Restoration(table.name, tp, at, end, at, state.replay(table), sink))
             else:
                 state.upto[table] = max(at, state.upto.get(table, 0))
         await self._patiently(lambda: positions.look_at(state, sources))
@@ -179,80 +161,74 @@ class Recovery:
 
     # -- restoring ----------------------------------------------------------------------------
 
-    async def _restore(self, todo: list[Restoration], ready: Callable[[Task], None]) -> None:
-        open_by_task = Counter(each.task for each in todo)
-        # One topic may fill several tables of a task.
-        by_tp: dict[TopicPartition, list[Restoration]] = {}
-        for each in todo:
-            by_tp.setdefault(each.tp, []).append(each)
-        self.restorations += todo
+    async def _restore(self, todo: Mapping[Task, list[Restoration]], ready: Callable[[Task], None]) -> None:
+        every = [each for those in todo.values() for each in those]
+        task_of = {each: task for task, those in todo.items() for each in those}
+        unfinished = {task: len(those) for task, those in todo.items()}
+        self.restorations += every
         log.info(
             "restoring %s: %d records",
-            ", ".join(f"{each.table.name}[{each.tp.partition}]" for each in todo),
-            sum(each.target - each.begun for each in todo),
+            ", ".join(f"{each.table}[{each.tp.partition}]" for each in every),
+            sum(each.target - each.begun for each in every),
         )
-        reader = self._broker.reader({tp: min(each.begun for each in those) for tp, those in by_tp.items()})
+
+        def took(each: Restoration, count: int) -> None:
+            self._metrics.counter("restored", table=each.table).add(count)
+
+        def done(each: Restoration) -> None:
+            task = task_of[each]
+            self._tell(each, task)
+            unfinished[task] -= 1
+            if not unfinished[task]:
+                ready(task)
+
         try:
-            while by_tp:
-                for batch in await reader.poll(LOOK_ROUND):
-                    for each in by_tp.get(batch.tp, ()):
-                        if each.done or each.state.closed:
-                            continue
-                        await self._take(each, batch)
-                        if each.done and not each.state.closed:
-                            open_by_task[each.task] -= 1
-                            if not open_by_task[each.task]:
-                                ready(each.task)
-                by_tp = {
-                    tp: those
-                    for tp, every in by_tp.items()
-                    if (those := [each for each in every if not each.done and not each.state.closed])
-                }
+            shares = []
+            if self._restorers is not None:
+                by_state = {task.state: those for task, those in todo.items() if task.state is not None}
+                shares = self._restorers.shares(by_state)
+            elsewhere = {each for share in shares for one in share for each in one.restorations}
+            await self._together(shares, [each for each in every if each not in elsewhere], took, done)
         finally:
-            await reader.close()
-            self.restorations = [each for each in self.restorations if each not in todo]
+            self.restorations = [each for each in self.restorations if each not in task_of]
 
-    async def _take(self, each: Restoration, batch: Batch) -> None:
-        """Take the records that are still missing, and write them when they are many, or the last."""
-        columns = tails.part(batch, each.position, each.target)
-        each.position = max(each.position, min(batch.position, each.target))
-        each.restored += len(columns[0])
-        self._metrics.counter("restored", table=each.table.name).add(len(columns[0]))
-        each.replay.add(*columns)
-        if each.done or each.replay.size >= BATCH_BYTES or len(each.replay) >= BATCH_ROWS:
-            await self._write(each)
-        if each.done:
-            await self._finish(each)
+    async def _together(
+        self,
+        shares: Sequence[Sequence[Lent]],
+        here: Sequence[Restoration],
+        took: Callable[[Restoration, int], None],
+        done: Callable[[Restoration], None],
+    ) -> None:
+        """Restore what is to be restored here and elsewhere; what ends early elsewhere is brought to its end here."""
 
-    async def _write(self, each: Restoration) -> None:
-        """Write what was collected, beside the next reading; one write of a table at a time."""
-        if each.writing is not None:
-            await each.writing
-        replay = each.replay
-        each.writing = asyncio.ensure_future(
-            each.state.restore(each.table, replay.take(), each.position, replay.observed)
-        )
-        if not replay.overlaps:
-            await each.writing
+        async def elsewhere(share: Sequence[Lent]) -> None:
+            assert self._restorers is not None, "they made the shares"
+            await restore(self._broker, await self._restorers.restore(share, took, done), took, done)
 
-    async def _finish(self, each: Restoration) -> None:
-        if each.writing is not None:
-            await each.writing
-        took = time.monotonic() - each.started
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(restore(self._broker, here, took, done))
+                for share in shares:
+                    group.create_task(elsewhere(share))
+        except ExceptionGroup as errors:
+            # One is enough to stop the worker.
+            raise errors.exceptions[0] from None
+
+    def _tell(self, each: Restoration, task: Task) -> None:
         log.info(
             "restored table %s of task %s: %d records in %.1f s",
-            each.table.name,
-            each.task.name,
+            each.table,
+            task.name,
             each.restored,
-            took,
+            time.monotonic() - each.started,
         )
 
     def progress(self) -> Progress:
         """How far the tables are that are being restored; a partition that is done counts until its table is."""
-        running = [each for each in self.restorations if not each.state.closed]
+        running = [each for each in self.restorations if not each.sink.closed]
         incomplete = {each.table for each in running if not each.done}
         return {
-            (each.table.name, each.tp.partition): (each.target - each.position, each.target - each.begun)
+            (each.table, each.tp.partition): (each.target - each.position, each.target - each.begun)
             for each in running
             if each.table in incomplete
         }

@@ -43,10 +43,13 @@ class Replay:
     def __init__(self, table: Table[Any, Any], layout: Layout) -> None:
         self.size = 0
         self.observed = versioned.NOTHING_OBSERVED
-        self._table = table
+        # Not the table itself: a replay may go to another process, which has no app.
+        self._name = table.name
+        self._changelog = table.changelog_topic
+        self._codec = table.key
         self._keys = layout.keys
-        #: What a key that is stored as it comes has to pass.
-        self._decode = table.key.decode if layout.keys.identity and not isinstance(table.key, Raw) else None
+        #: Has a key that is stored as it comes to be looked at?
+        self._checked = layout.keys.identity and not isinstance(table.key, Raw)
         self._rows: dict[bytes, bytes | None] = {}
 
     def __len__(self) -> int:
@@ -65,8 +68,8 @@ class Replay:
         if None in keys:
             blobs = [blob for key, blob in zip(keys, blobs) if key is not None]
             there = [key for key in keys if key is not None]
-        if self._decode is not None:
-            self._check(self._decode, there)
+        if self._checked:
+            self._check(self._codec.decode, there)
         if not self._keys.identity:
             try:
                 there = list(map(self._keys.from_wire, there))
@@ -81,12 +84,11 @@ class Replay:
             for passed, _ in enumerate(passing, 1):  # noqa: B007 (used where it ends)
                 pass
         except (ValueError, CodecError) as error:
-            raise self._mismatch(explain(self._table.key, keys[passed], error)) from error
+            raise self._mismatch(explain(self._codec, keys[passed], error)) from error
 
     def _mismatch(self, error: CodecError) -> StateMismatch:
-        table = self._table
         return StateMismatch(
-            f"changelog {table.changelog_topic!r} has a key that is {error}: it was written when table {table.name!r} "
+            f"changelog {self._changelog!r} has a key that is {error}: it was written when table {self._name!r} "
             "had keys of another type; declare that one again, give the table another name, or let 'agentic reset' "
             "delete it with the app's state"
         )
@@ -102,8 +104,9 @@ class SourceReplay(Replay):
 
     def __init__(self, table: Table[Any, Any], layout: Layout) -> None:
         super().__init__(table, layout)
-        # They have passed already.
-        self._decode = None
+        # They pass below, with their values.
+        self._checked = False
+        self._values = table.value
 
     def add(self, keys: Column, values: Column, timestamps: Sequence[int]) -> None:
         whole = [i for i, (key, value) in enumerate(zip(keys, values)) if self._decodes(key, value)]
@@ -114,9 +117,9 @@ class SourceReplay(Replay):
     def _decodes(self, key: bytes | None, value: bytes | None) -> bool:
         try:
             if key is not None:
-                self._table.key.decode(key)
+                self._codec.decode(key)
             if value is not None:
-                self._table.value.decode(value)
+                self._values.decode(value)
         except (ValueError, CodecError):
             return False
         return True
@@ -154,7 +157,7 @@ class VersionsReplay(SourceReplay):
                 self.size += len(value or b"") + 48
 
     def _stored(self, raw: bytes) -> versioned.Versions:
-        blob = self._store.get(self._table.name, raw)
+        blob = self._store.get(self._name, raw)
         return versioned.EMPTY if blob is None else versioned.decode(unwrap(blob)[0])
 
     def take(self) -> Replayed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from agentic.core.calendar import CalendarWindows
 from agentic.core.versioned import NOTHING_OBSERVED
 from agentic.core.windows import TimeWindows
 from agentic.runtime.instance import Instance
+from agentic.runtime.marks import ADVANCE, STANDBY, WRITTEN, as_mark, log_of, number, observed, position, restored, upto
 from agentic.runtime.replay import Replay, Replayed, replay
 from agentic.runtime.stores import Stores
 from agentic.runtime.tables import CLOSED, ExpiringView, FedVersionedView, FedView, Layout, TableView, VersionedView
@@ -31,49 +32,10 @@ from agentic.state.window_keys import WindowKeys
 from agentic.table import Table
 from agentic.windows import WindowedTable
 
-
-def upto(table: Table[Any, Any]) -> str:
-    """Return the name of the mark with the changelog offset up to which the store has a table's rows."""
-    return f"upto/{table.name}"
-
-
-def log_of(table: Table[Any, Any]) -> str:
-    """Return the name of the mark with the id of the changelog that a table's rows are of."""
-    return f"log/{table.name}"
-
-
-def observed(table: Table[Any, Any]) -> str:
-    """Return the name of the mark with the stream time of a table with versions."""
-    return f"observed/{table.name}"
-
-
-def position(topic: str) -> str:
-    """Return the name of the mark with what was committed of a source topic together with the rows, and its id."""
-    return f"position/{topic}"
-
-
 #: Rows that one checkpoint looks at to find expired ones: some milliseconds' worth.
 SWEEP = 2_000
 #: Rows that are written to a store in one turn of the loop: some milliseconds' worth.
 PIECE = 4_000
-#: The mark that says how far a store has come, all tables together: of two copies the greater is ahead.
-ADVANCE = "advance"
-#: The mark with the wall clock, in ms, at which the store last had all that its changelogs had; in one that was
-#: never so far, of its first write.
-WRITTEN = "written"
-
-#: The mark of a store that is kept as a standby; its next owner takes it away.
-STANDBY = "standby"
-
-
-def number(mark: bytes | None) -> int | None:
-    """Return the integer of a mark."""
-    return None if mark is None else int.from_bytes(mark, "big", signed=True)
-
-
-def as_mark(value: int) -> bytes:
-    """Return an integer as a mark; its bytes sort as non-negative numbers do."""
-    return value.to_bytes(8, "big", signed=True)
 
 
 class Timed(Protocol):
@@ -132,13 +94,13 @@ class TaskState:
         }
         #: For each table the changelog offset up to which the store has its rows.
         self.upto: dict[Table[Any, Any], int] = {
-            table: offset for table in tables if (offset := number(store.mark(upto(table)))) is not None
+            table: offset for table in tables if (offset := number(store.mark(upto(table.name)))) is not None
         }
         #: For each table whose rows expire, the key from which the next look for such rows begins.
         self._swept: dict[Table[Any, Any], bytes] = {}
         #: For each table the id of the changelog that the rows are of.
         self.logs: dict[Table[Any, Any], str] = {
-            table: mark.decode() for table in tables if (mark := store.mark(log_of(table))) is not None
+            table: mark.decode() for table in tables if (mark := store.mark(log_of(table.name))) is not None
         }
         #: The ids of the worker's source topics, as far as they are known: their positions are noted with the rows.
         self.sources: Mapping[str, str] = {}
@@ -147,10 +109,12 @@ class TaskState:
         self._writing = asyncio.Lock()
         for table, buffer in self.buffers.items():
             if table.versioned is not None:
-                known = number(store.mark(observed(table)))
+                known = number(store.mark(observed(table.name)))
                 buffer.observed = NOTHING_OBSERVED if known is None else known
         self._observed: dict[Table[Any, Any], int] = {}
         self._encoded: dict[Table[Any, Any], Encoded] = {}
+        #: Brings the store back from another process that restores it, while one has it.
+        self.lent: Callable[[], Awaitable[None]] | None = None
         self.closed = False
 
     def layout(self, table: Table[Any, Any]) -> Layout:
@@ -279,9 +243,9 @@ class TaskState:
                 end = ends.get(TopicPartition(table.changelog_topic or "", self.partition))
                 if end is not None and end != self.upto.get(table):
                     self.upto[table] = end
-                    marks |= {upto(table): as_mark(end), log_of(table): self.logs.get(table, "").encode()}
+                    marks |= {upto(table.name): as_mark(end), log_of(table.name): self.logs.get(table, "").encode()}
             for table, time_of in self._observed.items():
-                marks[observed(table)] = as_mark(time_of)
+                marks[observed(table.name)] = as_mark(time_of)
             for tp, end in ends.items():
                 if tp.partition == self.partition and (topic_id := self.sources.get(tp.topic)) is not None:
                     marks[position(tp.topic)] = as_mark(end) + topic_id.encode()
@@ -337,18 +301,19 @@ class TaskState:
             if self.closed:
                 return
             self.upto[table] = position
-            marks: dict[str, bytes | None] = {
-                upto(table): as_mark(position),
-                log_of(table): self.logs.get(table, "").encode(),
-                ADVANCE: as_mark(sum(self.upto.values())),
-            }
-            # A store that is behind has not seen all deletions: its age counts from when it last had.
-            if complete or self.store.mark(WRITTEN) is None:
-                marks[WRITTEN] = as_mark(time.time_ns() // 1_000_000)
+            log = self.logs.get(table, "")
+            marks = restored(table.name, position, log, self.upto.values(), self.store, complete=complete)
             if table.versioned is not None:
                 self.buffers[table].observed = max(self.buffers[table].observed, time_of)
-                marks[observed(table)] = as_mark(self.buffers[table].observed)
+                marks[observed(table.name)] = as_mark(self.buffers[table].observed)
             await self._write({table.name: sorted(rows.items())}, marks)
+
+    def come_back(self) -> None:
+        """The store was lent, and is back: see how far it is."""
+        for table in self.upto.keys() | self.buffers.keys():
+            known = number(self.store.mark(upto(table.name)))
+            if known is not None:
+                self.upto[table] = known
 
     async def clear(self, table: Table[Any, Any]) -> None:
         """Remove all rows of a table, that it be restored whole."""
@@ -358,7 +323,7 @@ class TaskState:
             self.upto.pop(table, None)
             self.buffers[table].observed = NOTHING_OBSERVED
             # The mark first: a store that claims rows which it has not would never get them back.
-            await self._stores.run(self.store.write, {}, {upto(table): None, observed(table): None})
+            await self._stores.run(self.store.write, {}, {upto(table.name): None, observed(table.name): None})
             await self._stores.run(self.store.clear, table.name)
 
     async def is_standby(self, yes: bool) -> None:
@@ -369,6 +334,7 @@ class TaskState:
 
     async def set_aside(self) -> bool:
         """Take the store out of the way, closed, where that is allowed; the task's next one is another."""
+        await self._have()
         async with self._writing:
             if not self.closed:
                 self.closed = await self._stores.set_aside(self.store)
@@ -376,12 +342,19 @@ class TaskState:
 
     async def hand_over(self) -> Store:
         """Return the store, still open, to be used by another, once a write that is under way is done."""
+        await self._have()
         async with self._writing:
             self.closed = True
             return self.store
 
+    async def _have(self) -> None:
+        """See that the store is with this process."""
+        if self.lent is not None:
+            await self.lent()
+
     async def close(self) -> None:
         """Let go of the store once a write that is under way is done; what no checkpoint has written is dropped."""
+        await self._have()
         async with self._writing:
             if not self.closed:
                 self.closed = True

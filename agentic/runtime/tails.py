@@ -19,7 +19,8 @@ from agentic.agent import feeder
 from agentic.brokers.base import Batch, Broker, Position, TopicPartition
 from agentic.core.ledger import OffsetLedger
 from agentic.errors import StateMismatch, many
-from agentic.runtime.state import WRITTEN, TaskState, number
+from agentic.runtime.marks import WRITTEN, number
+from agentic.runtime.state import TaskState
 from agentic.table import Table
 
 log = logging.getLogger("agentic.worker")

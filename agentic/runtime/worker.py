@@ -21,6 +21,7 @@ from agentic.runtime.identity import Slotfile
 from agentic.runtime.outbox import AGAIN, AppOutlet, Outbox, wall_ms
 from agentic.runtime.purge import Purge, purgeable
 from agentic.runtime.recovery import Recovery
+from agentic.runtime.restorers import Restorers, default_processes
 from agentic.runtime.services import (
     BrokerService,
     CheckpointService,
@@ -36,6 +37,7 @@ from agentic.runtime.services import (
 )
 from agentic.runtime.standby import Standbys
 from agentic.runtime.stores import Stores, stores_for
+from agentic.settings import Settings
 
 log = logging.getLogger("agentic.worker")
 
@@ -79,6 +81,8 @@ class Worker(Part):
         super().__init__(self._note_failure)
         app.check()
         self.app = app
+        #: Another process could not reach a broker that was made elsewhere.
+        self._given_broker = broker is not None
         self.broker = broker or brokers.connect(app.settings.broker, app.settings.broker_options)
         self.failure: BaseException | None = None
         self.stopping = asyncio.Event()
@@ -153,7 +157,9 @@ class Worker(Part):
             stores = self.standbys = Standbys(
                 app.processors(), self.broker, stores, consumer, app.metrics, settings, partitions=counts
             )
-        recovery = self._recovery = Recovery(self.broker, stores, consumer, app.metrics, self.fail)
+        recovery = self._recovery = Recovery(
+            self.broker, stores, consumer, app.metrics, self.fail, self._restorers(settings)
+        )
         self.assignment = Assignment(
             app.processors(),
             consumer,
@@ -183,6 +189,13 @@ class Worker(Part):
         )
         if self.standbys is not None:
             await self.add_runtime_dependency(StandbyService(self.standbys, recovery, self.fail))
+
+    def _restorers(self, settings: Settings) -> Restorers | None:
+        processes = settings.restore_processes
+        if processes is None:
+            processes = default_processes()
+        alone = self._given_broker or settings.broker.startswith("memory://")
+        return None if alone or processes == 0 else Restorers(settings, processes)
 
     def _transactional_id(self) -> str:
         """A restart of the same worker takes over its id, and so ends what the former left open."""

@@ -18,7 +18,7 @@ from agentic.brokers.base import TopicInfo, TopicSpec
 from agentic.brokers.memory import MemoryBroker
 from agentic.cli import contents
 from agentic.cli.contents import Reading
-from agentic.runtime.state import as_mark, upto
+from agentic.runtime.marks import as_mark, upto
 from agentic.state.envelope import wrap
 from agentic.state.lmdb import LmdbStore
 from agentic.table import Table
@@ -58,7 +58,7 @@ def copy_of(state_dir: str, table: Table[str, int], rows: dict[bytes, int], clai
     directory = f"{state_dir}/outside/state/events-0/0"
     with closing(LmdbStore.open(directory, identity={}, tables={"rows": table.shape})) as store:
         blobs = [(key, wrap(b"%d" % value, 5)) for key, value in sorted(rows.items())]
-        store.write({"rows": blobs}, {upto(table): as_mark(claims)})
+        store.write({"rows": blobs}, {upto(table.name): as_mark(claims)})
 
 
 async def read(
@@ -173,7 +173,7 @@ def test_of_several_copies_the_furthest_is_used() -> None:
         with closing(
             LmdbStore.open(f"{state_dir}/outside/state/events-0/1", identity={}, tables={"rows": table.shape})
         ) as store:
-            store.write({"rows": [(b"a", wrap(b"7", 5))]}, {upto(table): as_mark(2)})
+            store.write({"rows": [(b"a", wrap(b"7", 5))]}, {upto(table.name): as_mark(2)})
         rows, _ = asyncio.run(read(app, table, [("a", 1), ("a", 2)]))
         assert rows == [(b"a", 7)], "the row that only the second copy has"
 

@@ -84,9 +84,9 @@ class LookedAtBroker(MemoryBroker):
         seen = self.looks
         await until(lambda: self.looks > seen + 3)
 
-    def reader(self, offsets: Mapping[TopicPartition, int]) -> Any:
+    def reader(self, offsets: Mapping[TopicPartition, int], *, bulk: bool = False) -> Any:
         self.read_from.append(offsets.get(CHANGELOG))
-        return super().reader(offsets)
+        return super().reader(offsets, bulk=bulk)
 
 
 class Nobody:

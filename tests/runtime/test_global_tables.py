@@ -16,7 +16,7 @@ from agentic.brokers.memory import MemoryBroker
 from agentic.errors import AgentFailed, ConfigurationError, DecodeFailed, TableUnavailable
 from agentic.runtime import topics
 from agentic.runtime.globals import OF_TOPIC, Copy, Globals
-from agentic.runtime.state import WRITTEN, as_mark, number
+from agentic.runtime.marks import WRITTEN, as_mark, number
 from agentic.runtime.stores import MemoryStores
 from agentic.runtime.worker import Worker
 from agentic.state.base import Store

@@ -14,7 +14,8 @@ from agentic.brokers.base import Batch, TopicPartition, TopicSpec
 from agentic.brokers.memory import MemoryBroker
 from agentic.errors import StateMismatch
 from agentic.runtime import tails
-from agentic.runtime.state import WRITTEN, TaskState, as_mark, number
+from agentic.runtime.marks import WRITTEN, as_mark, number
+from agentic.runtime.state import TaskState
 from agentic.runtime.stores import MemoryStores
 from agentic.state.memory import MemoryStore
 from agentic.table import Table

@@ -77,7 +77,7 @@ class EmbeddedBroker:
         self._clients.add(consumer)
         return consumer
 
-    def reader(self, offsets: Mapping[TopicPartition, int]) -> EmbeddedReader:
+    def reader(self, offsets: Mapping[TopicPartition, int], *, bulk: bool = False) -> EmbeddedReader:
         return EmbeddedReader(self._store, offsets)
 
     def producer(self, *, transactional_id: str | None = None) -> EmbeddedProducer:

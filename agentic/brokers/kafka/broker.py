@@ -120,8 +120,8 @@ class KafkaBroker:
 
         return KafkaConsumer(group, member)
 
-    def reader(self, offsets: Mapping[TopicPartition, int]) -> KafkaReader:
-        settings = config.consumer(self._servers, self._options, "agentic-reader")
+    def reader(self, offsets: Mapping[TopicPartition, int], *, bulk: bool = False) -> KafkaReader:
+        settings = config.consumer(self._servers, self._options, "agentic-reader", bulk=bulk)
         return KafkaReader(offsets, {**settings, "error_cb": self._heard})
 
     def producer(self, *, transactional_id: str | None = None) -> KafkaProducer:

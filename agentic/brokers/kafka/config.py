@@ -26,6 +26,9 @@ QUEUED_KBYTES = 4 * 1024
 #: with small records, large enough to bridge a commit.
 QUEUED_MESSAGES = 5_000
 
+#: The same for who reads very many records, and is busy with those before for up to a second.
+BULK: Config = {"queued.min.messages": 100_000, "queued.max.messages.kbytes": 32 * 1024}
+
 #: Records a producer may hold. The worker waits at a lower mark (see producer.READY_BELOW), so
 #: that this limit is met only by a burst of sends between two waits.
 PRODUCER_QUEUE = 200_000
@@ -156,9 +159,9 @@ def common(servers: str, options: Mapping[str, object]) -> Config:
     return {"bootstrap.servers": servers, **_COMMON, **_user(options), "logger": _ClientLog()}
 
 
-def consumer(servers: str, options: Mapping[str, object], group: str) -> Config:
+def consumer(servers: str, options: Mapping[str, object], group: str, *, bulk: bool = False) -> Config:
     """Return the properties of a consumer, without those of its membership."""
-    return {**common(servers, {}), **_CONSUMER, "group.id": group, **_user(options)}
+    return {**common(servers, {}), **_CONSUMER, **(BULK if bulk else {}), "group.id": group, **_user(options)}
 
 
 def member(

@@ -51,9 +51,18 @@ class Copy:
 
 
 class ClaimedStore(LmdbStore):
-    """A store in a copy that this process has claimed; closing it frees the copy."""
+    """A store in a copy that this process has claimed; closing it frees the copy.
+
+    Attributes:
+        claim: the descriptor of the locked file. A process that inherits it has the claim as well, as long as it lives.
+    """
 
     _lock_file: int | None = None
+
+    @property
+    def claim(self) -> int:
+        assert self._lock_file is not None, "claimed, and not closed"
+        return self._lock_file
 
     def close(self) -> None:
         try:

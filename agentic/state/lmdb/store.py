@@ -88,6 +88,7 @@ class LmdbStore:
         self.discarded = False
         self._file = LmdbFile(directory / DATA_FILE, _REPAIR, _SHRINK)
         self._readonly = readonly
+        self._borrowed = False
         self._resident_limit = resident_limit
         self._map_size = map_size
         self._max_dbs = 0
@@ -138,6 +139,35 @@ class LmdbStore:
             store._check_damage()
             store._open(identity, tables)
         return store
+
+    @classmethod
+    def borrow(
+        cls, directory: str | os.PathLike[str], *, identity: Mapping[str, str], tables: Mapping[str, str]
+    ) -> Self:
+        """Open a store that another process has open, and lends: it does not write until this one is closed.
+
+        Whether the file can be trusted stays that process's business, and so does bringing it to the disk.
+
+        Raises:
+            StateMismatch, StorageCorrupt, StorageFull, BrokerError: as `open` does.
+        """
+        store = cls(Path(directory), readonly=False, map_size=None, resident_limit=RESIDENT_LIMIT)
+        store._borrowed = True
+        with store._file.errors("be opened"):
+            store._open(identity, tables)
+        return store
+
+    def lend(self) -> None:
+        """Let go of what is kept of the file, so that who borrows it finds no reader in the way."""
+        with self._lock:
+            self._retire()
+
+    def take_back(self) -> None:
+        """Learn what the borrower has written."""
+        with self._lock, self._errors("be read"):
+            self._begin()
+            self._retire()
+            self._long |= meta.read(self._env, self._file.path).long
 
     @classmethod
     def open_readonly(cls, directory: str | os.PathLike[str]) -> Self:
@@ -507,7 +537,7 @@ class LmdbStore:
                 snapshot.lost = True
             with self._errors("be synced"):
                 try:
-                    if not self._readonly:
+                    if not (self._readonly or self._borrowed):
                         self._env.sync(True)
                         trust.end(self.directory)
                 finally:

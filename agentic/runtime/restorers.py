@@ -1,0 +1,268 @@
+"""Has tables restored by processes beside the worker: see `agentic.runtime.restorer`.
+
+One interpreter computes one thing at a time, and restoring is computing, row by row. So where
+there is much to restore and there are cores to do it, the worker lends the stores of some tasks to
+processes of their own. Each task comes back when it is restored, or earlier when it is to be
+handed over. Whatever a process does not bring to its end, because it was killed or met an
+error, is restored by the worker from where the store then stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import os
+import pickle
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from agentic.errors import many
+from agentic.runtime.marks import number, upto
+from agentic.runtime.restorer import FAILED, Job, LentTable, LentTask
+from agentic.runtime.restoring import Restoration
+from agentic.runtime.state import TaskState
+from agentic.settings import Settings
+
+if TYPE_CHECKING:
+    from agentic.state.lmdb import ClaimedStore
+
+log = logging.getLogger("agentic.worker")
+
+#: Records that a process of its own is worth: it takes some tenths of a second to start.
+WORTH = 300_000
+#: The most processes, where the settings leave it open: the broker and other workers want some of the machine.
+MOST = 4
+#: Seconds that a process is given to finish its write when its stores are wanted back.
+PATIENCE = 10.0
+#: What the codecs of a table may be made of, to be sent to a process that has not imported the app.
+_KNOWN = {"agentic", "builtins", "datetime", "uuid", "typing", "types", "collections", "decimal", "pathlib"}
+_BEGIN = "from agentic.runtime.restorer import main; main()"
+
+
+@dataclass(eq=False)
+class Lent:
+    """A task that is restored elsewhere."""
+
+    state: TaskState
+    store: ClaimedStore
+    restorations: Sequence[Restoration]
+    task: LentTask
+    _back: asyncio.Event = field(default_factory=asyncio.Event)
+    _wanted: bool = False
+    _process: Process | None = None
+    _number: int = 0
+
+    @property
+    def records(self) -> int:
+        return sum(each.target - each.position for each in self.restorations)
+
+    def lend(self) -> None:
+        """From here on, who wants the store has to have it back first."""
+        self.store.lend()
+        self.state.lent = self._have_back
+
+    def goes_to(self, process: Process, number_of: int) -> None:
+        """This process has it, under this number."""
+        self._process, self._number = process, number_of
+        if self._wanted:
+            self.ask()
+
+    def ask(self) -> None:
+        """Have the process give it back."""
+        if self._process is not None and self._process.returncode is None and not self._back.is_set():
+            assert self._process.stdin is not None
+            self._process.stdin.write(b"%d\n" % self._number)
+
+    async def _have_back(self) -> None:
+        self._wanted = True
+        self.ask()
+        await self._back.wait()
+
+    def come_back(self) -> None:
+        """The process has closed the store, or is no more: see how far it is."""
+        if self._back.is_set():
+            return
+        try:
+            self.store.take_back()
+            self.state.come_back()
+            for each in self.restorations:
+                known = number(self.store.mark(upto(each.table)))
+                each.position = each.begun if known is None else max(known, each.begun)
+        finally:
+            self.state.lent = None
+            self._back.set()
+
+
+class Restorers:
+    """Starts the processes, and sees to what they say.
+
+    Args:
+        processes: how many there may be at once.
+    """
+
+    def __init__(self, settings: Settings, processes: int) -> None:
+        self._broker = settings.broker
+        self._options = settings.broker_options
+        self._processes = processes
+
+    def shares(self, by_state: dict[TaskState, list[Restoration]]) -> list[list[Lent]]:
+        """Return what each of several processes is to restore; what is in none of them stays with the worker."""
+        lent = [one for state, each in by_state.items() if (one := _lent(state, each)) is not None]
+        wanted = sum(one.records for one in lent) // WORTH
+        shares: list[list[Lent]] = [[] for _ in range(min(self._processes, len(lent), wanted))]
+        for one in sorted(lent, key=lambda one: one.records, reverse=True) if shares else ():
+            min(shares, key=lambda share: sum(other.records for other in share)).append(one)
+        return shares
+
+    async def restore(
+        self,
+        share: Sequence[Lent],
+        took: Callable[[Restoration, int], None],
+        done: Callable[[Restoration], None],
+    ) -> list[Restoration]:
+        """Have a process restore its share.
+
+        Args:
+            took, done: as for `agentic.runtime.restoring.restore`.
+
+        Returns:
+            What is left to do, from where the stores stand.
+        """
+        share = [one for one in share if not one.state.closed]
+        for one in share:
+            one.lend()
+        try:
+            process = await _start([one.task.claim for one in share])
+        except BaseException as error:
+            for one in share:
+                one.come_back()
+            if not isinstance(error, OSError):
+                raise
+            log.warning("can't start a process to restore %s: %s; restored here", many(len(share), "task"), error)
+            return [each for one in share for each in one.restorations]
+        talk = asyncio.create_task(_listen(process, share, took, done))
+        try:
+            assert process.stdin is not None
+            with suppress(ConnectionError):  # how it ended is seen below
+                process.stdin.write(pickle.dumps(Job(self._broker, self._options, [one.task for one in share])))
+                for number_of, one in enumerate(share):
+                    one.goes_to(process, number_of)
+                await process.stdin.drain()
+            await asyncio.shield(talk)
+        finally:
+            await _end(process, talk, share)
+        left = [each for one in share for each in one.restorations if not each.over]
+        if left:
+            why = "met an error" if process.returncode == FAILED else f"ended with status {process.returncode}"
+            log.warning("the process that restored %s %s; going on here", ", ".join(_names(left)), why)
+        return left
+
+
+def default_processes() -> int:
+    """Return how many processes may restore, where the settings leave it open."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 0 if cores == 1 else min(cores, MOST)
+
+
+def _lent(state: TaskState, restorations: Sequence[Restoration]) -> Lent | None:
+    """Return a task as it can be lent; None for one that can't."""
+    from agentic.state.lmdb import ClaimedStore
+
+    store = state.store
+    if not isinstance(store, ClaimedStore) or not all(_portable(each.replay) for each in restorations):
+        return None
+    logs = {table.name: id for table, id in state.logs.items()}
+    todo = [
+        LentTable(each.table, each.tp, each.position, each.target, logs.get(each.table, ""), each.replay)
+        for each in restorations
+    ]
+    so_far = {table.name: at for table, at in state.upto.items()}
+    task = LentTask(store.directory, store.identity, store.tables, so_far, store.claim, todo)
+    return Lent(state, store, restorations, task)
+
+
+class _Known(pickle.Unpickler):
+    """Refuses what another process would have to import the app for."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.partition(".")[0] not in _KNOWN:
+            raise pickle.UnpicklingError(module)
+        return super().find_class(module, name)
+
+
+def _portable(replay: Any) -> bool:
+    try:
+        _Known(io.BytesIO(pickle.dumps(replay))).load()
+    except (pickle.PickleError, TypeError, AttributeError):
+        return False
+    return True
+
+
+async def _start(claims: Sequence[int]) -> Process:
+    # The same modules as here, wherever these came from.
+    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-P",
+        "-c",
+        _BEGIN,
+        stdin=PIPE,
+        stdout=PIPE,
+        pass_fds=claims,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+
+
+async def _listen(
+    process: Process,
+    share: Sequence[Lent],
+    took: Callable[[Restoration, int], None],
+    done: Callable[[Restoration], None],
+) -> None:
+    """Take in what a process says, until it has ended."""
+    assert process.stdout is not None
+    async for line in process.stdout:
+        word = json.loads(line)
+        if "log" in word:
+            name, level, words = word["log"]
+            logging.getLogger(name).log(level, "%s", words)
+        elif "back" in word:
+            one = share[word["back"]]
+            one.come_back()
+            for each in one.restorations:
+                if each.done and not each.sink.closed:
+                    done(each)
+        else:
+            task, n = word["table"]
+            each = share[task].restorations[n]
+            count = word["restored"] - each.restored
+            each.restored = word["restored"]
+            each.position = word["position"]
+            took(each, count)
+    await process.wait()
+
+
+async def _end(process: Process, talk: asyncio.Task[None], share: Sequence[Lent]) -> None:
+    """See that the process has ended, and that all stores are the worker's again."""
+    if process.returncode is None:
+        for one in share:
+            one.ask()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(talk), PATIENCE)
+    if process.returncode is None:
+        process.kill()
+    await asyncio.wait([talk])
+    for one in share:
+        one.come_back()
+    if not talk.cancelled() and (error := talk.exception()) is not None:
+        raise error
+
+
+def _names(restorations: Sequence[Restoration]) -> list[str]:
+    return [f"{each.table}[{each.tp.partition}]" for each in restorations]
