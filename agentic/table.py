@@ -303,12 +303,12 @@ class Table(MutableMapping[K, V]):
         """Remove a row and return its value; `default` without a row, or KeyError where none is given."""
         view = self._view()
         value = view.get(key)
-        if value is MISSING:
-            if default is MISSING:
-                raise KeyError(key)
-            return default
         view.remove(key)
-        return value
+        if value is not MISSING:
+            return value
+        if default is MISSING:
+            raise KeyError(key)
+        return default
 
     def setdefault(self, key: K, default: Any = None) -> Any:
         """Return the value of `key`; without a row, write `default` (or the table's own) first."""

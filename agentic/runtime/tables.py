@@ -560,10 +560,11 @@ class VersionedView(TableView):
         self._put(raw, self.table.encode_value(value), event)
 
     def remove(self, key: Any) -> bool:
-        there = self.get(key) is not MISSING
+        # A late event deletes what the key had at its time, though it may have been deleted since.
+        raw, event = self._ours_of(key)
+        there = self.get(key) is not MISSING or self.at(key, event.timestamp) is not MISSING
         if there:
             self._writable()
-            raw, event = self._ours_of(key)
             self._put(raw, None, event)
         return there
 

@@ -151,3 +151,47 @@ def test_a_table_without_versions_knows_no_earlier_time() -> None:
 def test_a_time_to_live_and_versions_exclude_each_other() -> None:
     with pytest.raises(ConfigurationError, match="ttl= and versioned= exclude each other"):
         App("both").table("rows", ttl=timedelta(1), versioned=timedelta(1))
+
+
+@pytest.mark.parametrize("how", ["del", "pop"])
+def test_a_late_event_deletes_what_the_key_had_at_its_time_though_it_was_deleted_since(how: str) -> None:
+    app = App("past", topic_partitions=1)
+    names = app.topic("names", key=str, value=str)
+    rows = app.table("rows", key=str, value=str, versioned=timedelta(seconds=1))
+    seen: list[Any] = []
+
+    @app.agent(names)
+    async def keep(stream: Stream[Any]) -> None:
+        async for value in stream:
+            key = stream.event.key
+            if value == "show":
+                seen.append([rows.at(key, when) for when in (9, 10, 14, 15, 19, 20)])
+            elif value is not None:
+                rows[key] = value
+            elif how == "del":
+                del rows[key]
+            else:
+                rows.pop(key, None)
+
+    with TestDriver(app) as driver:
+        for value, timestamp in [("one", 10), (None, 20), (None, 15), ("show", 30)]:
+            driver.send(names, value, key="a", timestamp=timestamp)
+    assert seen == [[None, "one", "one", None, None, None]]
+
+
+def test_a_late_deletion_of_what_was_never_there_is_a_key_error() -> None:
+    app = App("past", topic_partitions=1)
+    names = app.topic("names", key=str, value=str)
+    rows = app.table("rows", key=str, value=str, versioned=timedelta(seconds=1))
+
+    @app.agent(names)
+    async def keep(stream: Stream[Any]) -> None:
+        async for value in stream:
+            if value is None:
+                del rows[stream.event.key]
+            else:
+                rows[stream.event.key] = value
+
+    with pytest.raises(AgentFailed, match="KeyError: 'a'"), TestDriver(app) as driver:
+        for value, timestamp in [("one", 10), (None, 20), (None, 9)]:
+            driver.send(names, value, key="a", timestamp=timestamp)
