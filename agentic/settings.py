@@ -20,6 +20,11 @@ from agentic.errors import ConfigurationError
 
 PREFIX = "AGENTIC_"
 
+#: Where local state is kept unless something else is said: the rows of one log are not those of another, so
+#: that a module which has run on the embedded log needs no other setting than the broker to run on Kafka.
+STATE_DIR = ".agentic/state"
+KAFKA_STATE_DIR = ".agentic/kafka"
+
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -35,7 +40,10 @@ class Settings:
 
     name: str = field(metadata={"about": "The app's name: consumer group, and prefix of its internal topics."})
     broker: str = _setting("local://.agentic/log", "Where the log is: local://DIR, kafka://HOST:PORT,… or memory://.")
-    state_dir: str = _setting(".agentic/state", "Directory of the worker's local state.")
+    state_dir: str = _setting(
+        STATE_DIR,
+        f"Directory of the worker's local state, which belongs to one broker. Unset on Kafka: {KAFKA_STATE_DIR}.",
+    )
     delivery: Literal["at_least_once", "exactly_once"] = _setting(
         "at_least_once", "What a crash may do: repeat outputs, or neither lose nor repeat them."
     )
@@ -148,6 +156,8 @@ def resolve(
             origins[name] = origin
     if not values.get("name"):
         raise ConfigurationError(f'{_shown("name", origins["name"])}: an app needs a name, as in App("shop")')
+    if "state_dir" not in values and str(values.get("broker", "")).startswith("kafka://"):
+        values["state_dir"] = KAFKA_STATE_DIR
     settings = Settings(**values, origins=origins)  # type: ignore[arg-type]
     _check_together(settings)
     return settings

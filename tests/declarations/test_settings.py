@@ -90,3 +90,15 @@ def test_a_password_in_a_broken_json_is_not_shown() -> None:
 
 def test_the_schemes_of_the_setting_are_those_that_have_a_driver() -> None:
     assert set(settings.SCHEMES) == set(brokers.DRIVERS)
+
+
+def test_the_state_of_kafka_is_not_kept_where_that_of_the_embedded_log_is() -> None:
+    def state_dir(given: dict[str, object], environ: dict[str, str]) -> str:
+        return settings.resolve({"name": "shop", **given}, environ).state_dir
+
+    assert state_dir({}, {}) == ".agentic/state"
+    assert state_dir({"broker": "kafka://h:9092"}, {}) == ".agentic/kafka"
+    assert state_dir({}, {"AGENTIC_BROKER": "kafka://h:9092"}) == ".agentic/kafka"
+    assert state_dir({"broker": "kafka://h:9092"}, {"AGENTIC_BROKER": "local://log"}) == ".agentic/state"
+    assert state_dir({"broker": "kafka://h:9092", "state_dir": "mine"}, {}) == "mine"
+    assert state_dir({"broker": "kafka://h:9092"}, {"AGENTIC_STATE_DIR": ".agentic/state"}) == ".agentic/state"
