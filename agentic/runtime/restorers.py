@@ -47,12 +47,17 @@ _BEGIN = "from agentic.runtime.restorer import main; main()"
 
 @dataclass(eq=False)
 class Lent:
-    """A task that is restored elsewhere."""
+    """A task that is restored elsewhere.
+
+    Attributes:
+        told: was it said which of its tables are done?
+    """
 
     state: TaskState
     store: ClaimedStore
     restorations: Sequence[Restoration]
     task: LentTask
+    told: bool = False
     _back: asyncio.Event = field(default_factory=asyncio.Event)
     _wanted: bool = False
     _process: Process | None = None
@@ -97,6 +102,14 @@ class Lent:
         finally:
             self.state.lent = None
             self._back.set()
+
+    def tell(self, done: Callable[[Restoration], None]) -> None:
+        """Say which of its tables are done, now that it is back."""
+        if not self.told:
+            self.told = True
+            for each in self.restorations:
+                if each.done and not each.sink.closed:
+                    done(each)
 
 
 class Restorers:
@@ -157,6 +170,8 @@ class Restorers:
             await asyncio.shield(talk)
         finally:
             await _end(process, talk, share)
+        for one in share:
+            one.tell(done)
         left = [each for one in share for each in one.restorations if not each.over]
         if left:
             why = "met an error" if process.returncode == FAILED else f"ended with status {process.returncode}"
@@ -235,9 +250,7 @@ async def _listen(
         elif "back" in word:
             one = share[word["back"]]
             one.come_back()
-            for each in one.restorations:
-                if each.done and not each.sink.closed:
-                    done(each)
+            one.tell(done)
         else:
             task, n = word["table"]
             each = share[task].restorations[n]

@@ -29,6 +29,22 @@ PATIENCE = 60.0
 KEYS = 500
 PARTITIONS = 3
 
+#: What a process runs that dies in place of saying that a task is done.
+SILENT = """
+import os, signal
+from agentic.runtime import restorer
+
+say = restorer._say
+
+def none_of_it(**word):
+    if "back" in word:
+        os.kill(os.getpid(), signal.SIGKILL)
+    say(**word)
+
+restorer._say = none_of_it
+restorer.main()
+"""
+
 #: A worker whose restoring processes stop at once, and are told of.
 WORKER = """
 import os
@@ -253,6 +269,20 @@ def test_a_process_that_is_killed_is_made_up_for(
     with caplog.at_level(logging.WARNING):
         asyncio.run(scenario())
     assert "ended with status -9; going on here" in caplog.text
+
+
+def test_a_process_that_is_killed_when_all_is_done_but_the_word_of_it_is_made_up_for(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restorers, "_BEGIN", SILENT)
+
+    async def scenario() -> None:
+        await scene.work(2_000)
+        expected = await scene.restored()
+        scene.lose_the_disk()
+        assert await scene.restored() == expected
+
+    asyncio.run(scenario())
 
 
 def test_a_worker_that_stops_has_its_stores_back_first(scene: Scene, started: list[Any]) -> None:
