@@ -186,11 +186,11 @@ def default_processes() -> int:
 
 
 def _lent(state: TaskState, restorations: Sequence[Restoration]) -> Lent | None:
-    """Return a task as it can be lent; None for one that can't."""
+    """Return a task as it can be lent; None for one that can't, or has gone."""
     from agentic.state.lmdb import ClaimedStore
 
     store = state.store
-    if not isinstance(store, ClaimedStore) or not all(_portable(each.replay) for each in restorations):
+    if state.closed or not isinstance(store, ClaimedStore) or not all(_portable(each.replay) for each in restorations):
         return None
     logs = {table.name: id for table, id in state.logs.items()}
     todo = [

@@ -65,7 +65,9 @@ class TableFleet(Fleet):
     def environment(self, slot: int) -> dict[str, str]:
         if self._luck.random() < self._forgetful and self.state_dir(slot).exists():
             self._forget(slot)
-        return {**self._env, "AGENTIC_STATE_DIR": str(self.state_dir(slot))}
+        # Workers that share a directory also share the making of copies: there processes restore.
+        apart = {"CHAOS_APART": "1", "AGENTIC_RESTORE_PROCESSES": "2"} if self._shared else {}
+        return {**self._env, "AGENTIC_STATE_DIR": str(self.state_dir(slot)), **apart}
 
     def _forget(self, slot: int) -> None:
         if not self._shared:

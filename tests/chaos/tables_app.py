@@ -11,11 +11,15 @@ import sys
 from collections.abc import AsyncIterator
 
 from agentic import App, Stream
-from agentic.runtime import run_worker
+from agentic.runtime import restorers, run_worker
 
 TOPIC = os.environ["CHAOS_TOPIC"]
 #: Of so many numbers one takes a while, so that work is under way whenever a checkpoint begins.
 PAUSE_EVERY = int(os.environ.get("CHAOS_PAUSE_EVERY", "25"))
+
+if "CHAOS_APART" in os.environ:
+    # However little there is to restore, processes of their own do it.
+    restorers.WORTH = 1
 
 app = App("numbers")
 numbers = app.topic(f"{TOPIC}-in", key=str, value=int)
