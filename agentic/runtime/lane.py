@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import types
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
@@ -69,12 +70,16 @@ class Lane(Instance[T]):
     """The stream of one instance; its pool gives it the events.
 
     Attributes:
-        stations: those of the current events; several with `take`.
+        stations: those of the current events; several with `take`. None where the pool gave it an event
+            without one: see `Pool.settle`.
+        begun_at: when that event began, by the loop's clock.
+        running: does the loop run the agent's function itself just now, and not a task that this has made?
+        waited: has it waited with the event before, or with this one?
         putting: set when the current events are put off.
         gathering: does a `take` wait for more events, so that nobody works on those that are there?
     """
 
-    __slots__ = ("_in_turn", "_pool", "gathering", "putting", "stations", "waiter")
+    __slots__ = ("_in_turn", "_pool", "begun_at", "gathering", "putting", "running", "stations", "waited", "waiter")
 
     def __init__(
         self,
@@ -89,13 +94,16 @@ class Lane(Instance[T]):
         self._pool = pool
         self._in_turn = 0
         self.stations: list[Station[Event]] = []
+        self.begun_at = 0.0
+        self.running = False
+        self.waited = False
         self.putting: Putting | None = None
         self.gathering = False
         self.waiter: asyncio.Future[None] | None = None
 
     async def __anext__(self) -> T:
         pool = self._pool
-        if self.stations:
+        if self.working_on is not None:
             if pool.place.holding:
                 await pool.held(self)
             pool.complete(self)
@@ -120,6 +128,8 @@ class Lane(Instance[T]):
         return lists
 
     async def another(self, deadline: float) -> Event | None:
+        if not self.stations:
+            self._pool.settle(self)
         self.gathering = True
         loop = asyncio.get_running_loop()
         while not self._pool.begin_another(self):
@@ -130,7 +140,16 @@ class Lane(Instance[T]):
 
     def taken(self) -> None:
         self.gathering = False
+        if not self.stations:
+            self._pool.settle(self)
         self._pool.begin_list(self.stations)
+
+    def begin(self, event: Event, now: float) -> None:
+        """Have an event in hand, the only one, that has no station."""
+        self.begun_at = now
+        self.working_on = event
+        if self.answers is not None:
+            self.meet(self.answers, event)
 
     def hold(self, station: Station[Event]) -> None:
         """Have one event more in hand."""
@@ -220,7 +239,11 @@ class Lane(Instance[T]):
             self.working_on = None
 
     def complete(self) -> None:
-        """Apply the notes of the current events and retire these, in one step."""
+        """Apply the notes of the current events and retire these, in one step.
+
+        Raises:
+            Outdated, AgenticError: an effect was refused, or is to be made anew; the events are still current.
+        """
         event = self.working_on
         assert event is not None, "it has one"
         if self._effects or self.touched or self._also:
@@ -228,3 +251,36 @@ class Lane(Instance[T]):
         else:
             event.origin.retire(event.offset)
         self.working_on = None
+
+
+@types.coroutine
+def watched(lane: Lane[Any], settle: Callable[[Lane[Any]], None]) -> Generator[Any, Any, None]:
+    """Run a lane's function; have it settled when control leaves it with an event that has no station.
+
+    That is when it waits, and when it ends. To the loop it is the function itself.
+    """
+    run = lane.run()
+    send = run.send
+    try:
+        lane.running = True
+        waits_for = send(None)
+        while True:
+            lane.running = False
+            if lane.working_on is not None:
+                lane.waited = True
+                if not lane.stations:
+                    settle(lane)
+            try:
+                yield waits_for
+            except BaseException as error:  # noqa: BLE001 - it is the function's to see, whatever it is
+                lane.running = True
+                waits_for = run.throw(error)
+            else:
+                lane.running = True
+                waits_for = send(None)
+    except StopIteration:
+        return
+    finally:
+        lane.running = False
+        if lane.working_on is not None and not lane.stations:
+            settle(lane)

@@ -3,7 +3,8 @@
 The pool keeps the stations; its lanes, each an instance of the agent's function, come to it for
 the next event when they are done with one. Nothing here waits: a lane that finds no event
 rests until it is called, and one that never waits itself works off all there is in one turn of
-the loop. So an agent whose calls return at once pays for no switches.
+the loop. So an agent whose calls return at once pays for no switches; nor, where nothing forbids, for
+stations: an event gets one only when its lane waits with it, for until then nobody else can look.
 
 All of it is touched by one loop. A lane whose attempt was ended from outside (a time-out, a
 partition that moved on) is *void*: its events have left its hands, and it can do nothing any more.
@@ -30,7 +31,7 @@ from agentic.runtime.crew import Place, at
 from agentic.runtime.deferrals import Deferrals, Parked
 from agentic.runtime.gate import Inward
 from agentic.runtime.instance import ApplyFailed, Outdated
-from agentic.runtime.lane import JOINED, Lane
+from agentic.runtime.lane import JOINED, Lane, watched
 from agentic.runtime.stationed import Stationed
 from agentic.runtime.tables import OwnRows
 from agentic.runtime.threads import ThreadLane
@@ -69,7 +70,7 @@ class Pool(Stationed):
         self._predicates = {source.topic.name: source.predicates for source in agent.sources if source.predicates}
         #: Does anything in the task go by its clock?
         self._keeps_time = place.timed
-        #: One station's way has nothing on it that most agents do without: see `_begin_swiftly`.
+        #: One event's way has nothing on it that most agents do without: see `_begin_swiftly`.
         self._swift = (
             not self._in_order
             and self._by_key
@@ -81,6 +82,9 @@ class Pool(Stationed):
             and not self._keeps_time
             and place.gate is None
         )
+        #: Has the lane that runs just now an event in hand that has no station?
+        self._bare = False
+        self._time = self._loop.time
         self._inbox: deque[Event] = deque()
         self._children: deque[Event] = deque()
         self._lanes: dict[Lane[Any], asyncio.Task[None]] = {}
@@ -166,7 +170,7 @@ class Pool(Stationed):
 
     @property
     def pending(self) -> int:
-        return len(self._inbox) + len(self._children) + len(self.stations)
+        return len(self._inbox) + len(self._children) + len(self.stations) + self._bare
 
     @property
     def parked(self) -> int:
@@ -285,7 +289,7 @@ class Pool(Stationed):
         place, name = self.place, self.agent.name
         while True:
             try:
-                await lane.run()
+                await (watched(lane, self.settle) if self._swift else lane.run())
                 if not lane.closing:
                     self._stop(self.ended_early(at(lane.current())))
                 return
@@ -328,8 +332,8 @@ class Pool(Stationed):
         stations = self.stations
         if self._failed or lane.closing:
             return False
-        now = self._loop.time()
-        if self._swift and not stations.ready:
+        now = self._time()
+        if self._swift and not stations.ready and not lane.stations:
             return self._begin_swiftly(lane, now)
         gate = self.place.gate
         passable = gate is None or gate.passable
@@ -347,24 +351,44 @@ class Pool(Stationed):
     def _begin_swiftly(self, lane: Lane[Any], now: float) -> bool:
         """The same for the plain agent, nothing being ready: from the inbox to the agent in few steps."""
         stations, inbox = self.stations, self._inbox
-        live, most = stations.live, self._most
-        while inbox and len(live) < most:
+        while inbox and len(stations.live) < self._most:
             event = inbox[0]
             self._issued += 1
             if self._issued % LOOK_AT_SPAN == 0 and self._span_full(event):
                 self._issued -= 1
                 return False
             del inbox[0]
-            station = stations.enter(event, event.raw_key, event.origin, now)
-            if station.state is State.EXECUTING:
-                station.holder = lane
-                lane.hold(station)
-                if now + self._patience < self._alarm_at:
-                    self._arm(now + self._patience)
-                if inbox and not self._calling:
-                    self._call()
-                return True
+            key = event.raw_key
+            if stations.busy(key):
+                stations.issue(event, key, event.origin, now)
+                continue
+            lane.begin(event, now)
+            if lane.waited or not lane.running:
+                # As likely as not it waits with this one, too; or it has had a task of its own come for it.
+                lane.waited = False
+                self.settle(lane)
+            else:
+                self._bare = True
+            return True
         return False
+
+    def settle(self, lane: Lane[Any]) -> None:
+        """Give a station to the event that a lane has in hand without one, since the lane waits, or has raised.
+
+        Until then nobody else has had a turn since the event began.
+        """
+        event = lane.working_on
+        assert event is not None, "asked only then"
+        now = lane.begun_at
+        station = self.stations.enter(event, event.raw_key, event.origin, now)
+        assert station.state is State.EXECUTING, "its key was free, and nobody else has begun one since"
+        self._bare = False
+        station.holder = lane
+        lane.stations.append(station)
+        if now + self._patience < self._alarm_at:
+            self._arm(now + self._patience)
+        if self._inbox and not self._calling and (self._idle or len(self._lanes) < self.limit):
+            self._call()
 
     def _may_execute(self, now: float) -> bool:
         """May one more event begin, as far as numbers go? It has to, then: the brakes have counted it."""
@@ -555,7 +579,7 @@ class Pool(Stationed):
     async def held(self, lane: Lane[Any]) -> None:
         """Return when a test lets what the lane has done be complete; at once where none holds it."""
         holding = self.place.holding.get(self.agent.name)
-        if holding is not None and lane.stations:
+        if holding is not None and lane.working_on is not None:
             await holding.wait(lane.current())
 
     def complete(self, lane: Lane[Any]) -> None:
@@ -568,6 +592,10 @@ class Pool(Stationed):
         self._completed += 1
         if self._completed % TELL == 0:
             self.place.drained(self)
+        if not stations:
+            lane.complete()
+            self._bare = False
+            return
         if self._swift and len(stations) == 1:
             lane.complete()
             self.stations.over(stations[0], stations[0].attempt)

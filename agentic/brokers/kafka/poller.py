@@ -31,8 +31,11 @@ from agentic.errors import BrokerError, BrokerUnavailable, UnknownTopic
 
 T = TypeVar("T")
 
-#: How long a poll waits for a first message, in seconds: so long a command may have to wait.
+#: How long a poll waits for a first message, in seconds: so long a command may have to wait. Each waking costs
+#: some tens of microseconds, so while nothing comes and nothing is wanted each poll waits twice as long as the
+#: one before it: a command waits no longer than it has been quiet before, and at most `POLL_MOST`.
 POLL = 0.02
+POLL_MOST = 0.1
 #: Messages in one list. More of them save switches between the threads, fewer save memory and delay.
 LIST = 1_000
 #: Lists that may wait on the loop: one in work there, one ready, one on its way.
@@ -100,6 +103,8 @@ class Poller(threading.Thread):
         self._lots = 0
         self._full = False
         self._behind = False
+        #: How long the next poll waits.
+        self._poll_for = POLL
         self._stopping = False
         self._resets: list[TopicPartition] = []
         self._stash: BaseException | None = None
@@ -201,10 +206,12 @@ class Poller(threading.Thread):
             if messages:
                 self._behind = len(messages) == LIST
                 return messages
-        first = consumer.poll(POLL)
+        first = consumer.poll(self._poll_for)
         if first is None:
             self._behind = False
+            self._poll_for = min(2 * self._poll_for, POLL_MOST)
             return []
+        self._poll_for = POLL
         messages = consumer.consume(LIST - 1, 0)
         self._behind = len(messages) == LIST - 1
         messages.insert(0, first)
@@ -347,6 +354,7 @@ class Poller(threading.Thread):
                 command = self._commands.get_nowait()
             except queue.Empty:
                 return
+            self._poll_for = POLL
             if command is not None:
                 command()
 
