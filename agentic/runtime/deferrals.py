@@ -14,6 +14,7 @@ Source: spec, B7.8; rules 21 and 22.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -33,11 +34,15 @@ from agentic.topic import Topic
 FIRST = 1 << 48
 #: Bits that a row's number takes.
 NUMBER = 64
-#: Numbers that are left free for what comes before rows that are there: more than a pool has stations.
-ROOM = 1_000
 #: Events of one key that may wait behind one that is put off; the next stays in the partition, with all behind it.
 #: In memory they take some megabytes.
 PER_KEY = 100_000
+#: From one number to the next: free are those of what comes before rows that are there, more than events of a key
+#: may wait.
+STEP = 1 << 20
+
+#: Where records come from: a topic and a partition of it.
+Source = tuple[str, int]
 
 
 class Row(msgspec.Struct, array_like=True):
@@ -137,8 +142,13 @@ class Deferrals:
         self._base_of = base_of
         #: Rows of events that may be delivered once more: a crash came between their row and their offset.
         self._known: set[tuple[str, int, int]] = set()
-        #: Keys whose first row waits until what was read before theirs is done again: the first offset of each source.
-        self._awaiting: dict[bytes, dict[tuple[str, int], int]] = {}
+        #: The last offset among those of each source: what was read before it may come again, and has its place
+        #: among the rows; until the source's base has passed it.
+        self._again: dict[Source, int] = {}
+        #: Keys whose first row waits until what was read before it is done again: where that row comes from.
+        self._awaiting: dict[bytes, tuple[Source, int]] = {}
+        #: The bases at the last look at them.
+        self._bases: list[int | None] = []
         #: key -> the number of the first of its rows; of those that block it, and of what waits behind.
         self._first: dict[bytes, int] = {}
         #: key -> the numbers of those behind, in order; only where there are any.
@@ -151,9 +161,9 @@ class Deferrals:
         self._later: dict[int, int] = {}
         self._holds = Holds(clocks, self)
         self._next = self._lowest = FIRST
-        #: Where events go that stand behind one that was put off, and come before others of their key that are here:
-        #: the next number, and its place among those behind the first.
-        self._wedges: dict[bytes, tuple[int, int]] = {}
+        #: Where the last event of a key has gone that came before others of the key that are here: its source and
+        #: offset, and the place after it among the key's rows.
+        self._wedges: dict[bytes, tuple[Source, int, int]] = {}
         self.parked = 0
         self._restore()
 
@@ -163,26 +173,43 @@ class Deferrals:
             if row.topic in self._topics and row.offset >= (self._base_of(row.topic, row.partition) or 0):
                 self._known.add((row.topic, row.partition, row.offset))
                 if row.blocks and row.key is not None:
-                    self._awaiting.setdefault(row.key, {}).setdefault((row.topic, row.partition), row.offset)
+                    source = (row.topic, row.partition)
+                    self._again[source] = max(row.offset, self._again.get(source, -1))
         for key, entry in self._buffer.pairs({}):
             number = int.from_bytes(self._number(key), "big")
             self._lowest = min(self._lowest, number)
-            self._next = max(self._next, number + 1)
-            self._admit(number, _decode(entry))
+            self._next = max(self._next, number + STEP)
+            self._admit(number, _decode(entry), restored=True)
 
-    def _admit(self, number: int, row: Row) -> None:
-        """Take a row into memory."""
+    def _admit(self, number: int, row: Row, *, restored: bool = False) -> None:
+        """Take a row into memory; where it is not restored, all of its key that was read before it is done or here."""
         self.parked += 1
         if row.holds:
             self._holds.place(row.timestamp)
         if not row.blocks or row.key is None:
             self._wait_until(row.due_at, number)
         elif self._join_queue(number, row.key, row.due_at):
-            if row.key in self._awaiting:
-                self._later[number] = row.due_at
-                self._dormant.add(row.key)
+            if restored:
+                self._be_first(row.key, number, row.due_at, row)
             else:
                 self._wait_until(row.due_at, number)
+
+    def _be_first(self, key: bytes, number: int, due_at: int, row: Row | None = None) -> None:
+        """A row is the first of its key: it comes when it is due, and all is done that was read before it.
+
+        Args:
+            row: what it says, where that is known already.
+        """
+        if self._again:
+            row = self._read(number) if row is None else row
+            source = (row.topic, row.partition)
+            if row.offset <= self._again.get(source, -1) and row.offset >= (self._base_of(*source) or 0):
+                self._awaiting[key] = source, row.offset
+                self._dormant.add(key)
+                if due_at:
+                    self._later[number] = due_at
+                return
+        self._wait_until(due_at, number)
 
     def _join_queue(self, number: int, key: bytes, due_at: int) -> bool:
         """Stand at the end of a key's queue; return whether that is its beginning."""
@@ -204,6 +231,10 @@ class Deferrals:
         # It is looked at once more, and that may be long after: no cache is to keep it.
         del self._buffer.rows[key]
 
+    def _read(self, number: int) -> Row:
+        entry, _ = self._buffer.peek(self._key(number.to_bytes(8, "big")))
+        return _decode(entry)
+
     # -- putting off --------------------------------------------------------------------------
 
     def put(self, event: Event, putting: Putting, failures: int, now: int, since: int) -> None:
@@ -218,10 +249,11 @@ class Deferrals:
         row = _row(event, due_at, blocks=blocks, holds=putting.hold is not None, failures=failures, why=putting.reason)
         row.since = since
         if event.origin.__class__ is not Parked:
-            if blocks and row.key in self._dormant:
-                self._put_before(row)
+            if row.key is not None and blocks and (row.key in self._dormant or row.key in self._wedges):
+                # It was at work while later ones of its key came here, alone or in a list with the one before it.
+                self._insert(row, 0 if row.key in self._dormant else self._wedges[row.key][2])
                 return
-            number, self._next = self._next, self._next + 1
+            number, self._next = self._next, self._next + STEP
             self._write(number, row)
             self._admit(number, row)
             return
@@ -242,19 +274,53 @@ class Deferrals:
                 return  # those there have overtaken it, and may be under way
         self._wait_until(row.due_at, number)
 
-    def _put_before(self, row: Row) -> None:
-        """Put an event off of whose key later ones are in the table: it comes before them, after a restart too."""
-        assert row.key is not None, "it has a queue"
-        self._dormant.discard(row.key)
-        number = self._lowest = self._lowest - ROOM
-        self._wedges[row.key] = (number + 1, 0)
+    def _insert(self, row: Row, place: int) -> None:
+        """Let a row stand at a place among those of its key, before one that is there; after a restart too."""
+        key = row.key
+        assert key is not None, "it has a queue"
+        behind = self._behind.setdefault(key, deque())
+        if place:
+            before = self._first[key] if place == 1 else behind[place - 2]
+            number = before + 1
+            assert number < behind[place - 1], "each row has left room behind it"
+            behind.insert(place - 1, number)
+            if row.due_at:
+                self._later[number] = row.due_at
+        else:
+            number = self._lowest = self._lowest - STEP
+            behind.appendleft(self._first[key])
+            self._first[key] = number
+            self._dormant.discard(key)
+            self._awaiting.pop(key, None)
+        self._wedges[key] = (row.topic, row.partition), row.offset, place + 1
         self._write(number, row)
         self.parked += 1
         if row.holds:
             self._holds.place(row.timestamp)
-        self._behind.setdefault(row.key, deque()).appendleft(self._first[row.key])
-        self._first[row.key] = number
-        self._wait_until(row.due_at, number)
+        if not place:
+            self._wait_until(row.due_at, number)
+
+    def _place_of(self, event: Event, key: bytes) -> tuple[int | None, bool]:
+        """Return the place of an event among the rows of its key: before those of its source that came after it.
+
+        Returns:
+            None for behind all that are there; and does one of its source stand before it?
+        """
+        source = (event.topic, event.partition)
+        if key not in self._first or event.offset > self._again.get(source, -1):
+            return None, True
+        last, offset, start = self._wedges.get(key, (source, event.offset, 0))
+        follows = last == source and offset < event.offset
+        if not follows:
+            start = 0
+        numbers = itertools.chain([self._first[key]], self._behind.get(key, ()))
+        for place, number in enumerate(itertools.islice(numbers, start, None), start):
+            row = self._read(number)
+            if (row.topic, row.partition) == source:
+                if row.offset > event.offset:
+                    return place, follows
+                follows = True
+        return None, follows
 
     def follow(self, event: Event, *, from_station: bool = False) -> None:
         """Let an event wait behind those of its key. Its offset is to be retired in the same step.
@@ -265,15 +331,11 @@ class Deferrals:
         key = event.raw_key
         assert key is not None, "a null key has no order"
         row = _row(event, 0, blocks=True, holds=True, failures=0, why="")
-        if key in self._wedges and (from_station or self.comes_before(event, key)):
-            number, place = self._wedges[key]
-            self._wedges[key] = (number + 1, place + 1)
-            self._write(number, row)
-            self.parked += 1
-            self._holds.place(row.timestamp)
-            self._behind.setdefault(key, deque()).insert(place, number)
+        place = self._wedges[key][2] if from_station and key in self._wedges else self._place_of(event, key)[0]
+        if place is not None:
+            self._insert(row, place)
             return
-        number, self._next = self._next, self._next + 1
+        number, self._next = self._next, self._next + STEP
         self._write(number, row)
         self.parked += 1
         self._holds.place(row.timestamp)
@@ -293,19 +355,16 @@ class Deferrals:
         """The first of a key's rows is no longer there, or does not block its key any more."""
         assert row.key is not None, "it has a queue"
         behind = self._behind.get(row.key)
-        number, place = self._wedges.pop(row.key, (0, 0))
-        if place:
-            self._wedges[row.key] = (number, place - 1)
+        source, offset, place = self._wedges.pop(row.key, (("", 0), 0, 0))
+        if place > 1:
+            self._wedges[row.key] = source, offset, place - 1
         if behind is None:
             del self._first[row.key]
             return
         first = self._first[row.key] = behind.popleft()
         if not behind:
             del self._behind[row.key]
-        if row.key in self._awaiting and not place:
-            self._dormant.add(row.key)
-        else:
-            self._wait_until(self._later.pop(first, 0), first)
+        self._be_first(row.key, first, self._later.pop(first, 0))
 
     # -- coming again -------------------------------------------------------------------------
 
@@ -315,20 +374,25 @@ class Deferrals:
 
     def comes_before(self, event: Event, key: bytes) -> bool:
         """Was an event read before all of its key and source that are here? A crash lets it come again."""
-        firsts = self._awaiting.get(key)
-        return firsts is not None and event.offset < firsts.get((event.topic, event.partition), 0)
+        place, follows = self._place_of(event, key)
+        return place is not None and not follows
 
     def look_at_bases(self) -> None:
         """Let rows be due before which all is done by now."""
-        for key, firsts in list(self._awaiting.items()):
-            if all((self._base_of(*source) or 0) > offset for source, offset in firsts.items()):
+        bases = [self._base_of(*source) for source in self._again]
+        if bases == self._bases:
+            return
+        for key, (source, offset) in list(self._awaiting.items()):
+            if (self._base_of(*source) or 0) > offset:
                 del self._awaiting[key]
                 self.wake(key)
+        self._again = {source: last for source, last in self._again.items() if last >= (self._base_of(*source) or 0)}
+        self._bases = [self._base_of(*source) for source in self._again]
 
     @property
     def awaits(self) -> bool:
         """Are there rows that wait until what was read before them is done again?"""
-        return bool(self._awaiting)
+        return bool(self._again)
 
     def blocks(self, key: bytes) -> bool:
         """Do events of a key have to wait here?"""
@@ -361,9 +425,7 @@ class Deferrals:
         if not self.is_due(now):
             return None
         number = heapq.heappop(self._due) & ((1 << NUMBER) - 1)
-        key = self._key(number.to_bytes(8, "big"))
-        entry, _ = self._buffer.peek(key)
-        row = _decode(entry)
+        row = self._read(number)
         topic = self._topics.get(row.topic)
         if topic is None:
             raise StateMismatch(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentic import App, Stream
+from agentic import App, Retry, Stream
 from agentic.testing import TestDriver
 
 #: More than there is room for in stations, so that the last ones are parked.
@@ -46,3 +46,59 @@ def test_a_hot_key_keeps_the_order_of_each_topic_over_a_crash(
         done = [output.value for output in driver.outputs(sink)]
     for number in range(topics):
         assert [n for n in done if n % topics == number] == list(range(number, EVENTS, topics))
+
+
+@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("emit", ["completion", "offset"])
+def test_a_list_that_is_put_off_comes_before_what_was_parked_meanwhile(emit: Any, crash: bool) -> None:
+    app = App("hot", topic_partitions=1)
+    source, sink = app.topic("source", key=str, value=int), app.topic("sink", key=str, value=list)
+    put_off = set()
+
+    @app.agent(source, to=sink, concurrency=4, emit=emit, hot_key="park")
+    async def work(stream: Stream[int]) -> AsyncIterator[list[int]]:
+        async for numbers in stream.take(3, within=0):
+            await asyncio.sleep(1)
+            if 30 in numbers and 30 not in put_off:
+                put_off.update(numbers)
+                stream.defer(50)
+                continue
+            yield numbers
+
+    with TestDriver(app) as driver:
+        for n in range(EVENTS):
+            driver.send(source, n, key="ann")
+        driver.advance(30)
+        if crash:
+            driver.crash()
+        driver.advance(300)
+        assert len(put_off) == 3
+        assert [n for output in driver.outputs(sink) for n in output.value] == list(range(EVENTS))
+
+
+@pytest.mark.parametrize("read", [3, 8])
+def test_what_comes_again_after_two_crashes_has_its_place_among_what_is_put_off(read: int) -> None:
+    app = App("hot", topic_partitions=1)
+    source, sink = app.topic("source", key=str, value=int), app.topic("sink", key=str, value=int)
+    put_off = set()
+    begun: list[int] = []
+
+    @app.agent(source, to=sink, concurrency=4, hot_key="park", retry=Retry(attempts=1))
+    async def work(stream: Stream[int]) -> AsyncIterator[int]:
+        async for n in stream:
+            begun.append(n)
+            await asyncio.sleep(1)
+            if n == 2 and n not in put_off:
+                put_off.add(n)
+                stream.defer(20)
+                continue
+            yield n
+
+    with TestDriver(app) as driver:
+        for n in range(EVENTS):
+            driver.send(source, n, key="ann")
+        driver.crash()
+        driver.advance(read)
+        driver.crash()
+        driver.advance(300)
+        assert [output.value for output in driver.outputs(sink)] == list(range(EVENTS))
