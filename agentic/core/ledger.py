@@ -27,8 +27,6 @@ from agentic.core.metadata import Progress, decode, encode
 MAX_UNFINISHED = 500
 #: Runs within this span take at most three varint bytes each.
 MAX_SPAN = (1 << 21) - 1
-#: A bitmap of this span always fits, however many are unfinished.
-ALWAYS_FITS_SPAN = 24_000
 
 
 class Snapshot(NamedTuple):
@@ -182,7 +180,7 @@ class OffsetLedger(Committed):
         """Return what may be committed now; None while nothing is known of the partition.
 
         Raises:
-            ValueError: more is unfinished than a commit can carry; see `room`.
+            ValueError: more is unfinished than a commit can carry; see `MAX_UNFINISHED`.
         """
         base, progress = self.base, self.progress()
         return None if base is None or progress is None else Snapshot(base, encode(base, progress))
@@ -257,23 +255,3 @@ class OffsetLedger(Committed):
         """The greatest timestamp below the base, in ms; None while there is none."""
         base = self.base
         return self._time if base is None else self._stream_time(base)
-
-    @property
-    def room(self) -> bool:
-        """May another offset be finished out of order? While it may, a commit's metadata always fits."""
-        base = self.base
-        if base is None or self.high_done < base:
-            return True
-        # The next one to be finished may be the last that was delivered.
-        span = self.end - base
-        return span <= ALWAYS_FITS_SPAN or (self.outstanding < MAX_UNFINISHED and span < MAX_SPAN)
-
-    @property
-    def end(self) -> int:
-        """Beyond it nothing is delivered, or known from a former commit."""
-        return max(self._position or 0, self._known_to)
-
-    @property
-    def outstanding(self) -> int:
-        """How many offsets are known to be unfinished, delivered or not."""
-        return len(self._unfinished) + len(self._todo)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from agentic.core.ledger import MAX_SPAN, MAX_UNFINISHED, Committed, OffsetLedger, Snapshot
+from agentic.core.ledger import MAX_UNFINISHED, Committed, OffsetLedger, Snapshot
 from agentic.core.metadata import READER_COST, ROOM, encode, shared
 
 #: So many readers' progress fits a commit's metadata, however far they are apart.
@@ -117,7 +117,7 @@ class SharedLedger(Committed):
         """Return what may be committed now; None while nothing is known of the partition.
 
         Raises:
-            ValueError: more is unfinished than a commit can carry; see `room`.
+            ValueError: more is unfinished than a commit can carry; see `most_in_flight`.
         """
         base = self.base
         readers = {name: each for name, ledger in self._readers.items() if (each := ledger.progress()) is not None}
@@ -153,17 +153,3 @@ class SharedLedger(Committed):
     def stream_time(self) -> int | None:
         """The greatest timestamp below the base, in ms; None while there is none."""
         return self._last().stream_time
-
-    @property
-    def room(self) -> bool:
-        """May another offset be finished out of order? While it may, a commit's metadata always fits."""
-        base = self.base
-        if base is None:
-            return True
-        ledgers = self._readers.values()
-        # What all have finished is written beside what each has, and is in as many pieces as they are together.
-        parts = len(ledgers) + 1
-        unfinished = 2 * sum(ledger.outstanding for ledger in ledgers)
-        span = max(ledger.end for ledger in ledgers) - base
-        room = ROOM - parts * READER_COST
-        return span <= room // parts * 8 or (unfinished * OFFSET_COST < room and span < MAX_SPAN)

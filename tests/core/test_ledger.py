@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentic.core.ledger import MAX_UNFINISHED, OffsetLedger, Snapshot
+from agentic.core.ledger import MAX_SPAN, MAX_UNFINISHED, OffsetLedger, Snapshot
 
 
 def test_the_base_is_the_lowest_unfinished_offset() -> None:
@@ -138,20 +138,15 @@ def test_offsets_must_rise() -> None:
         ledger.deliver([1, 2], 3)
 
 
-def test_there_is_room_while_nothing_is_finished_out_of_order() -> None:
-    ledger = OffsetLedger()
-    ledger.deliver(list(range(5_000)), 5_000)
-    assert ledger.room
-
-
-def test_with_room_a_snapshot_always_fits() -> None:
+def test_with_no_more_unfinished_and_no_wider_span_than_may_be_a_snapshot_always_fits() -> None:
     draw = random.Random(1)
     ledger = OffsetLedger()
     waiting: list[int] = []
     offset = 0
     for _ in range(3_000):
-        if ledger.room and len(waiting) < MAX_UNFINISHED:
-            offset += draw.choice([1, 1, 1, 4_000])
+        gap = draw.choice([1, 1, 1, 4_000])
+        if len(waiting) < MAX_UNFINISHED and offset + gap - (ledger.base or 0) < MAX_SPAN:
+            offset += gap
             ledger.deliver([offset], offset + 1)
             waiting.append(offset)
         elif waiting:
@@ -160,15 +155,13 @@ def test_with_room_a_snapshot_always_fits() -> None:
         assert snapshot is not None and len(snapshot.metadata) <= 4095
 
 
-def test_there_is_no_room_for_what_would_not_fit_if_the_last_one_delivered_were_the_next_to_be_finished() -> None:
+def test_a_snapshot_that_no_commit_can_carry_is_refused() -> None:
     ledger = OffsetLedger()
     ledger.deliver(range(60_000), 60_000)
-    for offset in [*range(1, 23_000, 2), 59_999]:
-        if ledger.room:
-            ledger.retire(offset)
-        snapshot = ledger.snapshot()
-        assert snapshot is not None and len(snapshot.metadata) <= 4095
-    assert not ledger.room
+    for offset in range(1, 60_000, 2):
+        ledger.retire(offset)
+    with pytest.raises(ValueError, match="unfinished"):
+        ledger.snapshot()
 
 
 class World:
