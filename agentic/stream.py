@@ -31,6 +31,8 @@ class Origin(Protocol):
 
     topic: Topic[Any, Any]
     partition: int
+    #: See `Event.deferred`.
+    deferred: int
 
     def retire(self, offset: int, /) -> bool:
         """One agent has finished the event at this offset; True when it was the last."""
@@ -94,6 +96,14 @@ class Event(msgspec.Struct, eq=False):
         Source: spec, B7.4.
         """
         return str(self.origin.idempotency_key(self))
+
+    @property
+    def deferred(self) -> int:
+        """How often it has been put off: by `Stream.defer`, by a long wait for its next attempt, or by policy.
+
+        0 the first time. It is kept with the event, so a crash or a new owner changes nothing of it.
+        """
+        return int(self.origin.deferred)
 
     def __repr__(self) -> str:
         value = repr(self.value)

@@ -55,6 +55,7 @@ class Row(msgspec.Struct, array_like=True):
         failures: attempts that have failed.
         reason: why it was put off.
         since: when the first attempt on it began, on the wall clock in ms; 0: there was none.
+        deferred: how often it has been put off; 0: it waits behind one that was.
     """
 
     due_at: int
@@ -70,6 +71,7 @@ class Row(msgspec.Struct, array_like=True):
     failures: int = 0
     reason: str = ""
     since: int = 0
+    deferred: int = 0
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -84,7 +86,7 @@ def decode_row(value: bytes) -> Row:
 class Parked:
     """Where an event comes from that was put off: see `agentic.stream.Origin`. It retires with its row."""
 
-    __slots__ = ("_deferrals", "_left", "failures", "kept", "number", "partition", "row", "topic")
+    __slots__ = ("_deferrals", "_left", "deferred", "failures", "kept", "number", "partition", "row", "topic")
 
     def __init__(self, deferrals: Deferrals, number: int, row: Row, topic: Topic[Any, Any]) -> None:
         self._deferrals = deferrals
@@ -94,6 +96,7 @@ class Parked:
         self.topic = topic
         self.partition = row.partition
         self.failures = row.failures
+        self.deferred = row.deferred
         #: Was it put off again? Then its row stays.
         self.kept = False
 
@@ -248,6 +251,7 @@ class Deferrals:
         due_at = now + round(putting.after * 1000)
         row = _row(event, due_at, blocks=blocks, holds=putting.hold is not None, failures=failures, why=putting.reason)
         row.since = since
+        row.deferred = event.deferred + 1
         if event.origin.__class__ is not Parked:
             if row.key is not None and blocks and (row.key in self._dormant or row.key in self._wedges):
                 # It was at work while later ones of its key came here, alone or in a list with the one before it.

@@ -104,6 +104,9 @@ class Gate:
 class Inward:
     """What comes from within a task: goes before other events, and on no account is left undone by a commit."""
 
+    #: It can't be put off.
+    deferred = 0
+
     __slots__ = ()
 
 

@@ -38,6 +38,9 @@ _LASTING = frozenset((str, bytes, int, float, bool))
 class Reader:
     """A partition as one of several agents reads it: the origin of that agent's own events."""
 
+    #: What was put off has another origin.
+    deferred = 0
+
     __slots__ = ("_ledger", "_shared", "adopt", "partition", "retire", "topic")
 
     def __init__(self, topic: Topic[Any, Any], partition: int, ledger: SharedLedger, agent: str) -> None:
@@ -82,6 +85,9 @@ class SourcePartition:
         doubtful: a word of the end came where records were due; to be read once more from `ledger.position`.
         poison: set when a record stops the worker, once all before it is done.
     """
+
+    #: What was put off has another origin.
+    deferred = 0
 
     def __init__(
         self,

@@ -247,9 +247,7 @@ def test_readers_that_work_in_order_fit_however_many_and_far_apart_they_are() ->
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**32), st.integers(2, MAX_READERS), st.sampled_from([1, 2, 50, 4_000]))
-def test_with_no_more_in_flight_than_may_be_a_snapshot_always_fits_and_is_read_as_it_was(
-    seed: int, n: int, gap: int
-) -> None:
+def test_with_no_more_in_flight_than_may_be_a_snapshot_fits_and_is_read_as_it_was(seed: int, n: int, gap: int) -> None:
     draw = random.Random(seed)
     names = [str(i) for i in range(n)]
     ledger = shared(readers=names)
