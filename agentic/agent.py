@@ -12,7 +12,7 @@ from agentic import asking
 from agentic.core.times import seconds
 from agentic.errors import ConfigurationError
 from agentic.execution import INLINE, SERIAL, Execution
-from agentic.stream import HeadersLike, Reply, Stream
+from agentic.stream import WAIT, HeadersLike, Reply, Stream
 from agentic.table import Aggregation, Change, Changes, GlobalTable, Inner, Table
 from agentic.topic import Regrouping, Source, Topic, is_async, name_of, unfiltered
 from agentic.uses import mentions, tables_used
@@ -182,7 +182,7 @@ class Agent:
         value: Any = None,
         *,
         key: Any = None,
-        timeout: timedelta | float = asking.WAIT,
+        timeout: timedelta | float = WAIT,
         headers: HeadersLike | None = None,
     ) -> Any:
         """Ask the agent, which is declared with ``replies=True``, and return what it yields first for that event.
@@ -212,7 +212,7 @@ class Agent:
         value: Any = None,
         *,
         key: Any = None,
-        timeout: timedelta | float = asking.WAIT,
+        timeout: timedelta | float = WAIT,
         headers: HeadersLike | None = None,
     ) -> list[Any]:
         """Ask the agent and return all that it yields for that event, in order; nothing, if it yields nothing.

@@ -35,7 +35,7 @@ from agentic.codecs import Codec
 from agentic.core.times import seconds
 from agentic.errors import ConfigurationError, NoAnswer
 from agentic.settings import Settings
-from agentic.stream import Event, HeadersLike, Outlet, Stream, current_outlet
+from agentic.stream import WAIT, Event, HeadersLike, Outlet, Stream, current_outlet
 from agentic.topic import Home, Topic, wire_headers
 
 if TYPE_CHECKING:
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 ASK, REPLY_TO, CORRELATION = "agentic-ask", "agentic-reply-to", "agentic-correlation"
 ANSWER, INDEX, COUNT = "agentic-answer", "agentic-index", "agentic-count"
 
-#: Seconds that an answer is waited for.
-WAIT = 30.0
 #: How long answers are kept; an asker that waits has them long before. In milliseconds.
 RETENTION = 3_600_000
 #: Bytes that an address or a correlation id has at most: they go into each answer, whoever wrote the request.

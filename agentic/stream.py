@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVa
 import msgspec
 
 if TYPE_CHECKING:
+    from agentic.agent import Agent
     from agentic.topic import Topic
 
 T = TypeVar("T")
@@ -24,6 +25,9 @@ HeadersLike = Mapping[str, bytes | str] | Sequence[tuple[str, bytes | str]]
 
 #: Characters of an event's value that a message quotes.
 LONGEST_SHOWN = 200
+
+#: Seconds that an answer is waited for by who asks an agent.
+WAIT = 30.0
 
 
 class Origin(Protocol):
@@ -264,7 +268,8 @@ class BlockingStream(ABC, Generic[T]):
     """The events of an agent that is a plain function and runs in threads (``threads=True``).
 
     It promises what `Stream` does. Iterate over it with ``for``; each step waits for the next event.
-    Tables are used as in any agent; `Topic.send` can't be awaited here, `send` takes its place.
+    Tables are used as in any agent; `Topic.send` and `Agent.ask` can't be awaited here, `send`, `ask` and `ask_all`
+    take their place.
     """
 
     @property
@@ -300,6 +305,30 @@ class BlockingStream(ABC, Generic[T]):
         partition: int | None = None,
     ) -> None:
         """Send a record, as an effect of the current event; arguments and errors as for `Topic.send`."""
+
+    @abstractmethod
+    def ask(
+        self,
+        agent: Agent,
+        value: Any = None,
+        *,
+        key: Any = None,
+        timeout: timedelta | float = WAIT,
+        headers: HeadersLike | None = None,
+    ) -> Any:
+        """Ask an agent and return its answer, which the thread waits for; arguments and errors as for `Agent.ask`."""
+
+    @abstractmethod
+    def ask_all(
+        self,
+        agent: Agent,
+        value: Any = None,
+        *,
+        key: Any = None,
+        timeout: timedelta | float = WAIT,
+        headers: HeadersLike | None = None,
+    ) -> list[Any]:
+        """Ask an agent and return all its answers: see `ask`, and `Agent.ask_all`."""
 
     @abstractmethod
     def reject(self, reason: str) -> None:

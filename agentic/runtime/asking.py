@@ -80,6 +80,7 @@ class Asker:
         self._topic = replies_name(home.app)
         self._broker = broker
         self._outlet = outlet
+        self._loop = asyncio.get_running_loop()
         self._address = secrets.token_hex(8).encode()
         self._numbers = itertools.count()
         self._waiting: dict[bytes, Waiting] = {}
@@ -99,6 +100,11 @@ class Asker:
         timestamp: int | None,
         every: bool,
     ) -> list[Any]:
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError(
+                f"agent {agent.name!r} is asked in another event loop than that of its worker or client: in an agent "
+                "with threads=True write stream.ask(agent, …), elsewhere use asyncio.run_coroutine_threadsafe"
+            )
         correlation = b"%d" % next(self._numbers)
         sent = request_headers(agent.name, Request(self._address, correlation), headers)
         waiting = self._waiting[correlation] = Waiting(agent.name, every)

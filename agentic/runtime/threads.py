@@ -19,9 +19,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypeVar, cast
 
+from agentic.agent import Agent
 from agentic.errors import AgenticError
 from agentic.runtime.lane import Lane
-from agentic.stream import BlockingEvents, BlockingStream, Event, Events, HeadersLike, current_outlet
+from agentic.stream import WAIT, BlockingEvents, BlockingStream, Event, Events, HeadersLike, current_outlet
 from agentic.table import View, current_views, looked_at_in_loop
 from agentic.topic import Topic
 from agentic.windows import Window, WindowView
@@ -190,6 +191,29 @@ class ThreadStream(BlockingStream[T]):
     ) -> None:
         self._turn.ask(lambda: self._lane.send(topic, key, value, headers, timestamp, partition))
 
+    def ask(
+        self,
+        agent: Agent,
+        value: Any = None,
+        *,
+        key: Any = None,
+        timeout: timedelta | float = WAIT,
+        headers: HeadersLike | None = None,
+    ) -> Any:
+        return self._turn.ask(lambda: agent.ask(value, key=key, timeout=timeout, headers=headers))
+
+    def ask_all(
+        self,
+        agent: Agent,
+        value: Any = None,
+        *,
+        key: Any = None,
+        timeout: timedelta | float = WAIT,
+        headers: HeadersLike | None = None,
+    ) -> list[Any]:
+        answers: list[Any] = self._turn.ask(lambda: agent.ask_all(value, key=key, timeout=timeout, headers=headers))
+        return answers
+
     def reject(self, reason: str) -> None:
         self._turn.call(self._lane.reject, reason)
 
@@ -214,6 +238,8 @@ class ThreadLane(Lane[T]):
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
+        # What the loop does for the thread it does as the agent: it asks others, and not itself.
+        current_outlet.set(self)
         context = contextvars.copy_context()
         turn = Turn(f"agent {self.agent.name}", lambda: context.run(self._work, turn))
         context.run(current_views.set, {table: LoopView(view, turn) for table, view in self.views.items()})
