@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 from agentic import settings as _settings
 from agentic.agent import Agent, aggregators, feeder, regrouper
 from agentic.asking import Client, declare_replies
+from agentic.circles import check_dead_letters
 from agentic.codecs import Codec
 from agentic.core.breaker import Breaker
 from agentic.core.retry import Retry
@@ -440,6 +441,7 @@ class App:
             for topic in (*agent.topics, *([agent.to] if agent.to else [])):
                 if self.topics.get(topic.name) is not topic:
                     raise ConfigurationError(f"agent {agent.name!r}: {topic!r} belongs to another app")
+        check_dead_letters(self.agents.values(), self.home.regroupings, dead_letter)
 
     def run(self) -> int:
         """Run a worker in this process until a signal stops it; return its exit code.
