@@ -53,7 +53,7 @@ def test_a_circle_through_a_group_by_is_one() -> None:
     grouped = a.group_by(lambda value: str(value["user"]), key=str, name="by-user")
     app.agent(grouped, dead_letter=a, name="first")(work)
     name = grouped.topic.name
-    refused(app, f"group_by brings it from 'a' to {name!r}, agent 'first' brings it from {name!r} to 'a'")
+    refused(app, f"agent 'first' brings it from {name!r} to 'a', group_by brings it from 'a' to {name!r}")
 
 
 def test_the_apps_own_dead_letter_topic_is_in_the_circle_of_agents_that_declare_none() -> None:
