@@ -140,14 +140,17 @@ class Deferrals:
         self._key = view.layout.keys.encode
         self._number = view.layout.keys.decode
         self._agent = agent.name
+        self._ordered = agent.execution.order != "none"
         self._task = task
         self._topics = {topic.name: topic for topic in agent.topics}
         self._base_of = base_of
         #: Rows of events that may be delivered once more: a crash came between their row and their offset.
         self._known: set[tuple[str, int, int]] = set()
-        #: The last offset among those of each source: what was read before it may come again, and has its place
-        #: among the rows; until the source's base has passed it.
+        #: The last offset among those of each source: what was read before it may come again, until the source's
+        #: base has passed it.
         self._again: dict[Source, int] = {}
+        #: The greatest offset of each source that has had a row: what comes after it goes behind all of its key.
+        self._greatest: dict[Source, int] = {}
         #: Keys whose first row waits until what was read before it is done again: where that row comes from.
         self._awaiting: dict[bytes, tuple[Source, int]] = {}
         #: The bases at the last look at them.
@@ -182,7 +185,10 @@ class Deferrals:
             number = int.from_bytes(self._number(key), "big")
             self._lowest = min(self._lowest, number)
             self._next = max(self._next, number + STEP)
-            self._admit(number, _decode(entry), restored=True)
+            row = _decode(entry)
+            source = (row.topic, row.partition)
+            self._greatest[source] = max(row.offset, self._greatest.get(source, -1))
+            self._admit(number, row, restored=True)
 
     def _admit(self, number: int, row: Row, *, restored: bool = False) -> None:
         """Take a row into memory; where it is not restored, all of its key that was read before it is done or here."""
@@ -228,6 +234,9 @@ class Deferrals:
         heapq.heappush(self._due, due_at << NUMBER | number)
 
     def _write(self, number: int, row: Row | None) -> None:
+        if row is not None:
+            source = (row.topic, row.partition)
+            self._greatest[source] = max(row.offset, self._greatest.get(source, -1))
         entry = None if row is None else _encode(row)
         key = self._key(number.to_bytes(8, "big"))
         self._buffer.apply({key: (entry, 0 if row is None else row.timestamp)})
@@ -253,10 +262,12 @@ class Deferrals:
         row.since = since
         row.deferred = event.deferred + 1
         if event.origin.__class__ is not Parked:
-            if row.key is not None and blocks and (row.key in self._dormant or row.key in self._wedges):
-                # It was at work while later ones of its key came here, alone or in a list with the one before it.
-                self._insert(row, 0 if row.key in self._dormant else self._wedges[row.key][2])
-                return
+            if row.key is not None and blocks and (self._ordered or row.key in self._dormant):
+                # Later ones of its key may have come here while it was at work, alone or in a list.
+                place = 0 if row.key in self._dormant else self._place_of(event, row.key)[0]
+                if place is not None:
+                    self._insert(row, place)
+                    return
             number, self._next = self._next, self._next + STEP
             self._write(number, row)
             self._admit(number, row)
@@ -307,11 +318,13 @@ class Deferrals:
     def _place_of(self, event: Event, key: bytes) -> tuple[int | None, bool]:
         """Return the place of an event among the rows of its key: before those of its source that came after it.
 
+        Before the first it has none but where that is dormant: it may be under way.
+
         Returns:
             None for behind all that are there; and does one of its source stand before it?
         """
         source = (event.topic, event.partition)
-        if key not in self._first or event.offset > self._again.get(source, -1):
+        if key not in self._first or event.offset > self._greatest.get(source, -1):
             return None, True
         last, offset, start = self._wedges.get(key, (source, event.offset, 0))
         follows = last == source and offset < event.offset
@@ -321,7 +334,7 @@ class Deferrals:
         for place, number in enumerate(itertools.islice(numbers, start, None), start):
             row = self._read(number)
             if (row.topic, row.partition) == source:
-                if row.offset > event.offset:
+                if row.offset > event.offset and (place or key in self._dormant):
                     return place, follows
                 follows = True
         return None, follows

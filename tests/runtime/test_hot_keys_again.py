@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentic import App, Retry, Stream
+from agentic import App, Stream
 from agentic.testing import TestDriver
 
 #: More than there is room for in stations, so that the last ones are parked.
@@ -81,12 +81,10 @@ def test_what_comes_again_after_two_crashes_has_its_place_among_what_is_put_off(
     app = App("hot", topic_partitions=1)
     source, sink = app.topic("source", key=str, value=int), app.topic("sink", key=str, value=int)
     put_off = set()
-    begun: list[int] = []
 
-    @app.agent(source, to=sink, concurrency=4, hot_key="park", retry=Retry(attempts=1))
+    @app.agent(source, to=sink, concurrency=4, hot_key="park")
     async def work(stream: Stream[int]) -> AsyncIterator[int]:
         async for n in stream:
-            begun.append(n)
             await asyncio.sleep(1)
             if n == 2 and n not in put_off:
                 put_off.add(n)
@@ -102,3 +100,29 @@ def test_what_comes_again_after_two_crashes_has_its_place_among_what_is_put_off(
         driver.crash()
         driver.advance(300)
         assert [output.value for output in driver.outputs(sink)] == list(range(EVENTS))
+
+
+def test_what_comes_between_the_events_of_a_list_that_are_put_off_one_by_one_goes_behind_all_of_them() -> None:
+    app = App("parts", topic_partitions=1)
+    source, sink = app.topic("source", key=str, value=str), app.topic("sink", key=str, value=str)
+
+    @app.agent(source, to=sink, concurrency=4, emit="offset", deferral=True)
+    async def work(stream: Stream[str]) -> AsyncIterator[str]:
+        async for events in stream.events().take(2, within=1):
+            names = [event.value for event in events]
+            if any(name.startswith("slow") for name in names):
+                await asyncio.sleep(10)
+            if not any(event.deferred for event in events) and "k1" in names:
+                stream.defer(1)
+                continue
+            yield "+".join(names)
+
+    with TestDriver(app) as driver:
+        # The list of k1 and k2 is put off: k1 when what is slow is done, k2 when what is slow again is, too.
+        for name, key in [("slow", "s"), ("other", "o"), ("k1", "k"), ("slow again", "s"), ("k2", "k")]:
+            driver.send(source, name, key=key)
+        driver.advance(12.5)
+        driver.send(source, "k3", key="k")
+        driver.advance(60)
+        done = "+".join(output.value for output in driver.outputs(sink)).split("+")
+        assert [name for name in done if name.startswith("k")] == ["k1", "k2", "k3"]
