@@ -420,6 +420,10 @@ class Stations(Generic[E]):
             heapq.heappop(heap)
         return None
 
+    def free(self, lane: Hashable | None) -> bool:
+        """May an event of this lane begin at once: none of it is in flight, and no other is READY?"""
+        return not self._ready and lane not in self._tails
+
     def busy(self, lane: Hashable) -> bool:
         """Is an event of this lane in flight?"""
         return lane in self._tails

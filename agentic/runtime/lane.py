@@ -104,7 +104,7 @@ class Lane(Instance[T]):
     async def __anext__(self) -> T:
         pool = self._pool
         if self.working_on is not None:
-            if pool.place.holding:
+            if pool.holding:
                 await pool.held(self)
             pool.complete(self)
             self._in_turn += 1
@@ -143,13 +143,6 @@ class Lane(Instance[T]):
         if not self.stations:
             self._pool.settle(self)
         self._pool.begin_list(self.stations)
-
-    def begin(self, event: Event, now: float) -> None:
-        """Have an event in hand, the only one, that has no station."""
-        self.begun_at = now
-        self.working_on = event
-        if self.answers is not None:
-            self.meet(self.answers, event)
 
     def hold(self, station: Station[Event]) -> None:
         """Have one event more in hand."""

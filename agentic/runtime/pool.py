@@ -85,6 +85,8 @@ class Pool(Stationed):
         #: Has the lane that runs just now an event in hand that has no station?
         self._bare = False
         self._time = self._loop.time
+        #: See `Place`.
+        self.holding = place.holding
         self._inbox: deque[Event] = deque()
         self._children: deque[Event] = deque()
         self._lanes: dict[Lane[Any], asyncio.Task[None]] = {}
@@ -333,8 +335,10 @@ class Pool(Stationed):
         if self._failed or lane.closing:
             return False
         now = self._time()
-        if self._swift and not stations.ready and not lane.stations:
-            return self._begin_swiftly(lane, now)
+        if self._swift and self._inbox and not lane.stations:
+            begun = self._begin_swiftly(lane, now)
+            if begun is not None:
+                return begun
         gate = self.place.gate
         passable = gate is None or gate.passable
         if not (stations.ready if passable else self._ready_children()) and not self._issue(now, passable):
@@ -348,21 +352,27 @@ class Pool(Stationed):
             self._call()
         return True
 
-    def _begin_swiftly(self, lane: Lane[Any], now: float) -> bool:
-        """The same for the plain agent, nothing being ready: from the inbox to the agent in few steps."""
+    def _begin_swiftly(self, lane: Lane[Any], now: float) -> bool | None:
+        """The same for the plain agent, from the inbox in few steps; None where a station is ready and goes first."""
         stations, inbox = self.stations, self._inbox
         while inbox and len(stations.live) < self._most:
             event = inbox[0]
+            free = stations.free(event.raw_key)
+            if not free and stations.ready:
+                return None
             self._issued += 1
             if self._issued % LOOK_AT_SPAN == 0 and self._span_full(event):
                 self._issued -= 1
                 return False
             del inbox[0]
-            key = event.raw_key
-            if stations.busy(key):
-                stations.issue(event, key, event.origin, now)
+            if not free:
+                stations.issue(event, event.raw_key, event.origin, now)
                 continue
-            lane.begin(event, now)
+            # It is the lane's only event, and has no station.
+            lane.begun_at = now
+            lane.working_on = event
+            if lane.answers is not None:
+                lane.meet(lane.answers, event)
             if lane.waited or not lane.running:
                 # As likely as not it waits with this one, too; or it has had a task of its own come for it.
                 lane.waited = False
@@ -578,7 +588,7 @@ class Pool(Stationed):
 
     async def held(self, lane: Lane[Any]) -> None:
         """Return when a test lets what the lane has done be complete; at once where none holds it."""
-        holding = self.place.holding.get(self.agent.name)
+        holding = self.holding.get(self.agent.name)
         if holding is not None and lane.working_on is not None:
             await holding.wait(lane.current())
 
@@ -588,10 +598,10 @@ class Pool(Stationed):
         Raises:
             Outdated, AgenticError: an effect was refused, or is to be made anew; the events are still the lane's.
         """
-        stations = lane.stations
         self._completed += 1
         if self._completed % TELL == 0:
             self.place.drained(self)
+        stations = lane.stations
         if not stations:
             lane.complete()
             self._bare = False

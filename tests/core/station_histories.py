@@ -487,6 +487,7 @@ class History:
         for lane in (f"key {i}" for i in range(4)):
             of_lane = [each for each in live if each.event.lane == lane]
             assert stations.busy(lane) is bool(of_lane)
+            assert stations.free(lane) is (not of_lane and not states["READY"])
             assert stations.tail(lane) is (of_lane[-1] if of_lane else None)
             under_way = [each for each in of_lane if each.event.state != "QUEUED"]
             assert under_way == of_lane[: len(under_way)], "only the first of a lane, and those that follow it"
