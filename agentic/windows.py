@@ -146,7 +146,7 @@ class Windows(Generic[K]):
 
     def count(self) -> WindowedTable[K, int]:
         """Count the values."""
-        return self._declare("count", Aggregate(int, _count, _plus, first=_one), int)
+        return self._declare("count", Aggregate(int, _count, _plus, first=_one, counts=True), int)
 
     def sum(self, fn: Callable[[Any], Any] | None = None) -> WindowedTable[K, Any]:
         """Add up the values, or what `fn` gives of each; the table's ``value=`` is the sum's type, int by default."""

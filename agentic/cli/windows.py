@@ -47,9 +47,7 @@ class Reader:
 
     def bounds(self, row: Row) -> tuple[int, int]:
         """Return start and end, in ms."""
-        start = self._keys.start(row.stored_key)
-        end = self._table.windowing.end(start)
-        return start, self._keys.end(row.stored_key) if end is None else end
+        return self._keys.start(row.stored_key), self._keys.end(row.stored_key)
 
     def value(self, row: Row) -> bytes:
         """Return the value as an agent reads it, as JSON."""

@@ -8,11 +8,24 @@ deviation 4.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentic.core.windows import Aggregate, Change, Refused, Row, Rows, Update, new, put
+from agentic.core.windows import (
+    TAKEN,
+    Aggregate,
+    Change,
+    Outcome,
+    Refused,
+    Row,
+    Rows,
+    Step,
+    Stored,
+    new,
+    write,
+)
 
 
 @dataclass(frozen=True)
@@ -46,9 +59,24 @@ class SessionWindows:
     def add(
         self, rows: Rows, key: bytes, value: Any, timestamp: int, time: int, close: int, aggregate: Aggregate
     ) -> Change:
-        """Put an event into the session around it.
+        steps: list[Step] = []
+        found = list(rows.ending(key, max(timestamp - self.gap, close), timestamp + self.gap))
+        refused, finals = self.into(found, value, timestamp, close, aggregate, steps, None)
+        return Change(write(rows, key, steps), refused, finals)
 
-        A session that becomes part of another is gone: an update with the value None says so, before that of the whole.
+    def into(
+        self,
+        rows: list[Row],
+        value: Any,
+        timestamp: int,
+        close: int,
+        aggregate: Aggregate,
+        steps: list[Step],
+        stored: Stored | None,
+    ) -> Outcome:
+        """Put an event into the session around it. See `agentic.core.windows.NeighbouringWindowing.into`.
+
+        A session that becomes part of another is gone: a step with the value None says so, before that of the whole.
 
         Raises:
             ValueError: the aggregate has no `merge`.
@@ -57,46 +85,54 @@ class SessionWindows:
             raise ValueError(
                 "an aggregate of session windows has no merge: give merge=, which makes one of two sessions"
             )
-        found = rows.ending(key, max(timestamp - self.gap, close), timestamp + self.gap)
-        if not found:
-            if timestamp < close:
-                return Change((), (Refused(timestamp, timestamp),))
-            made = put(
-                rows, key, timestamp, timestamp, None, _merged(aggregate, aggregate.merge, found, value), timestamp
-            )
-            return Change((made,), ())
+        earliest, latest = timestamp - self.gap, timestamp + self.gap
+        if earliest < close:
+            earliest = close
+        last = len(rows)
+        if last and rows[-1][0] > latest:
+            last = bisect_left(rows, (latest + 1,))
+        first = last
+        while first and rows[first - 1][1] >= earliest:
+            first -= 1
+        if first == last and timestamp < close:
+            return (Refused(timestamp, timestamp),), True
 
-        start, end = min(timestamp, found[0].start), max(timestamp, found[-1].end)
-        merged = _merged(aggregate, aggregate.merge, found, value)
-        if start == end:
+        found = rows[first:last]
+        start = end = timestamp
+        if found:
+            if found[0][0] < start:
+                start = found[0][0]
+            if found[-1][1] > end:
+                end = found[-1][1]
+        total = _merged(aggregate, found, value, stored)
+        now = new(Row, (start, end, total, end))
+        if found and start == end:
             # The events are all of one time: the session stays what it is, and nothing is gone.
-            return Change((put(rows, key, start, end, found[0], merged, end),), ())
-        # The whole first: where it is refused, as of a type that it must not be, nothing may be gone.
-        # Only one that is alone can have the bounds of the whole, as sessions do not overlap.
-        first = found[0]
-        same = first if first.start == start and first.end == end else None
-        put(rows, key, start, end, same, merged, end)
-        if same is None:
+            steps.append((now, found[0]))
+        else:
             for row in found:
-                rows.remove(key, row.start, row.end)
-        updates = [new(Update, (row.start, row.end, None, row.value, row.end)) for row in found]
-        updates.append(new(Update, (start, end, merged, None, end)))
-        return Change(updates, ())
+                steps.append((new(Row, (row[0], row[1], None, row[1])), row))
+            steps.append((now, None))
+        rows[first:last] = () if total is None else (now,)
+        return TAKEN
 
 
-def _merged(aggregate: Aggregate, merge: Callable[[Any, Any], Any], found: Sequence[Row], value: Any) -> Any:
-    """Return the aggregate of the sessions found, the older first, and a value.
+def _merged(aggregate: Aggregate, found: Sequence[Row], value: Any, stored: Stored | None) -> Any:
+    """Return what is kept of the sessions found, the older first, and a value.
 
     The initial value, if there is one, is merged with the first session, as Kafka does: a merge may tell.
     """
+    values = [row[2] for row in found] if stored is None else [stored.load(row) for row in found]
     if aggregate.first is None:
         total = aggregate.initial()
-        rest = found
-    elif found:
-        total = found[0].value
-        rest = found[1:]
+    elif values:
+        total = values.pop(0)
     else:
-        return aggregate.first(value)
-    for row in rest:
-        total = merge(total, row.value)
-    return aggregate.add(total, value)
+        total = aggregate.first(value)
+        return total if stored is None else stored.dump(total)
+    merge = aggregate.merge
+    assert merge is not None, "else it is refused"
+    for each in values:
+        total = merge(total, each)
+    total = aggregate.add(total, value)
+    return total if stored is None else stored.dump(total)

@@ -8,52 +8,27 @@ the different sets of events that a span of that length can hold. What would sta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from agentic.core.windows import Aggregate, Change, Refused, Row, Rows, Update, put
+from agentic.core.windows import (
+    TAKEN,
+    Aggregate,
+    Change,
+    Outcome,
+    Refused,
+    Row,
+    Rows,
+    Step,
+    Stored,
+    new,
+    write,
+)
 
 #: What can be in two windows at once without harm: nobody can change it in place.
 _CONSTANT = frozenset({int, float, str, bytes, bool, type(None)})
-
-
-class _Event:
-    """An event on its way into windows, and what it did to them so far."""
-
-    __slots__ = ("aggregate", "close", "key", "refused", "rows", "size", "timestamp", "updates", "value")
-
-    def __init__(
-        self, rows: Rows, key: bytes, value: Any, timestamp: int, size: int, close: int, aggregate: Aggregate
-    ) -> None:
-        self.rows = rows
-        self.key = key
-        self.value = value
-        self.timestamp = timestamp
-        self.size = size
-        self.close = close
-        self.aggregate = aggregate
-        self.updates: list[Update] = []
-        self.refused: list[Refused] = []
-
-    def enter(self, start: int, base: Row | None, old: Row | None) -> None:
-        """Go into a window, on top of what `base` has, unless it is closed."""
-        end = start + self.size
-        if end < self.close:
-            self.refused.append(Refused(start, end))
-            return
-        if base is None:
-            value, newest = self.aggregate.begin(self.value), self.timestamp
-        else:
-            value, newest = self.aggregate.add(base.value, self.value), max(self.timestamp, base.timestamp)
-        self.updates.append(put(self.rows, self.key, start, end, old, value, newest))
-
-    def open_right(self, seed: Row | None) -> None:
-        """Make the window that begins right after the event, where it is missing: it can't be closed by now."""
-        if seed is not None:
-            start = self.timestamp + 1
-            self.updates.append(put(self.rows, self.key, start, start + self.size, None, seed.value, seed.timestamp))
 
 
 @dataclass(frozen=True)
@@ -90,79 +65,181 @@ class SlidingWindows:
     def add(
         self, rows: Rows, key: bytes, value: Any, timestamp: int, time: int, close: int, aggregate: Aggregate
     ) -> Change:
+        steps: list[Step] = []
+        found: list[Row] = []
+        if timestamp + self.size >= close:
+            found = list(rows.starting(key, max(0, timestamp - 2 * self.size), timestamp + 1))[::-1]
+        refused, finals = self.into(found, value, timestamp, close, aggregate, steps, None)
+        return Change(write(rows, key, steps), refused, finals)
+
+    def into(
+        self,
+        rows: list[Row],
+        value: Any,
+        timestamp: int,
+        close: int,
+        aggregate: Aggregate,
+        steps: list[Step],
+        stored: Stored | None,
+    ) -> Outcome:
+        """See `agentic.core.windows.NeighbouringWindowing.into`."""
         size = self.size
         if timestamp + size < close:
             start = max(0, timestamp - size)
-            return Change((), (Refused(start, start + size),), finals=False)
-        event = _Event(rows, key, value, timestamp, size, close, aggregate)
+            return (Refused(start, start + size),), False
         if timestamp < size:
-            self._add_early(event, list(rows.starting(key, 0, timestamp + 1))[::-1])
-            return Change(event.updates, event.refused, finals=False)
-        self._add(event, rows.starting(key, max(0, timestamp - 2 * size), timestamp + 1))
-        return Change(event.updates, event.refused)
+            return self._into_early(rows, value, timestamp, close, aggregate, steps, stored), False
 
-    def _add(self, event: _Event, found: Iterable[Row]) -> None:
-        timestamp, size = event.timestamp, self.size
+        add = aggregate.add
+        refused: list[Refused] = []
+        after = len(rows)  # how many start by the time at which the right window does
+        if after and rows[-1][0] > timestamp + 1:
+            after = bisect_left(rows, (timestamp + 2,))
+        at = after - 1
         seed: Row | None = None
-        before: Row | None = None
-        previous: int | None = None
-        has_left = False
-        starts: list[int] = []
-        for row in found:
-            if not starts:
-                seed = _seed_of_right(row, timestamp)
-            starts.append(row.start)
-            if row.start > timestamp:
-                continue
-            if row.end < timestamp:
-                before, previous = row, row.timestamp
-                break
-            event.enter(row.start, row, row)
-            if row.end == timestamp:
-                if row.timestamp == timestamp:
-                    # An event at this very time has made all its windows already.
-                    return
-                has_left, previous = True, row.timestamp
+        if at >= 0:
+            last = rows[at]
+            if last[0] > timestamp:
+                at -= 1
+            elif last[3] > timestamp:
+                seed = _right(last, timestamp, size, stored)
 
-        opened: Row | None = None
-        if previous is not None and previous + 1 + size >= timestamp and previous + 1 not in starts:
-            event.enter(previous + 1, None, None)
+        # Those that contain the event, the last to start first, down to the one before them.
+        before: Row | None = None
+        previous = -1  # the time of the event before
+        has_left = False
+        erased: list[int] = []
+        while at >= 0:
+            row = rows[at]
+            start, end, old, newest = row
+            if end < timestamp:
+                if start >= timestamp - 2 * size:
+                    before, previous = row, newest
+                break
+            if end < close:
+                refused.append(Refused(start, end))
+            else:
+                total = add(old, value) if stored is None else stored.dump(add(stored.load(row), value))
+                now = new(Row, (start, end, total, newest if newest > timestamp else timestamp))
+                steps.append((now, row))
+                if total is not None:
+                    rows[at] = now
+                else:
+                    del rows[at]
+                    erased.append(start)
+                    after -= 1
+            if end == timestamp:
+                if newest == timestamp:
+                    # An event at this very time has made all its windows already.
+                    return (refused, True) if refused else TAKEN
+                has_left, previous = True, newest
+            at -= 1
+
+        first = at + 1
+        if previous >= 0 and previous + 1 + size >= timestamp:
+            start = previous + 1
+            at = bisect_left(rows, (start,), first, after)
+            if (at == after or rows[at][0] != start) and start not in erased:
+                # The right window of the event before, which was empty until now.
+                if start + size < close:
+                    refused.append(Refused(start, start + size))
+                else:
+                    total = _begun(aggregate, value, stored)
+                    after += _step(rows, at, new(Row, (start, start + size, total, timestamp)), None, steps)
         if not has_left:
             start = timestamp - size
-            base = _unshared(before) if before is not None and before.timestamp >= start else None
-            if previous is not None and previous + 1 == start:
-                # Kafka writes, and sends on, this window twice: as the right one of the event before, and as the left.
-                opened = event.rows.get(event.key, start, timestamp)
-            event.enter(start, base, opened)
-        event.open_right(seed)
+            if timestamp < close:
+                refused.append(Refused(start, timestamp))
+            else:
+                if before is not None and before[3] >= start:
+                    total = add(_unshared(before[2] if stored is None else stored.load(before)), value)
+                    if stored is not None:
+                        total = stored.dump(total)
+                else:
+                    total = _begun(aggregate, value, stored)
+                # Kafka writes, and sends on, a window twice that is the right one of the event before, and the left.
+                opened = rows[first] if first < after and rows[first][0] == start else None
+                after += _step(rows, first, new(Row, (start, timestamp, total, timestamp)), opened, steps)
+        if seed is not None:
+            # It can't be closed by now.
+            _step(rows, after, seed, None, steps)
+        return (refused, True) if refused else TAKEN
 
-    def _add_early(self, event: _Event, found: Sequence[Row]) -> None:
-        timestamp = event.timestamp
-        seed = _seed_of_right(found[-1], timestamp) if found else None
+    def _into_early(
+        self,
+        rows: list[Row],
+        value: Any,
+        timestamp: int,
+        close: int,
+        aggregate: Aggregate,
+        steps: list[Step],
+        stored: Stored | None,
+    ) -> list[Refused]:
+        """Put an event in that comes before the first window could end with one: [0, size] is the left one of all."""
+        refused: list[Refused] = []
+
+        def enter(start: int, old: Row | None) -> None:
+            if start + self.size < close:
+                refused.append(Refused(start, start + self.size))
+                return
+            if old is None:
+                total, newest = _begun(aggregate, value, stored), timestamp
+            else:
+                total = aggregate.add(old.value if stored is None else stored.load(old), value)
+                total, newest = total if stored is None else stored.dump(total), max(timestamp, old.timestamp)
+            now = Row(start, start + self.size, total, newest)
+            _step(rows, bisect_left(rows, (start,)), now, old, steps)
+
+        found = rows[: bisect_left(rows, (timestamp + 2,))]
         starts = {row.start for row in found}
-        combined: Row | None = None
+        last = found[-1] if found else None
+        seed = None
+        if last is not None and last.start <= timestamp < last.timestamp:
+            seed = _right(last, timestamp, self.size, stored)
+        combined = found[0] if 0 in starts else None
         for row in found:
-            if row.start == 0:
-                combined = row
-            elif row.start <= timestamp:
-                event.enter(row.start, row, row)
-        event.open_right(seed)
+            if 0 < row.start <= timestamp:
+                enter(row.start, row)
+        if seed is not None:
+            _step(rows, bisect_left(rows, (seed.start,)), seed, None, steps)
         if combined is not None and combined.timestamp < timestamp and combined.timestamp + 1 not in starts:
-            event.enter(combined.timestamp + 1, None, None)
-        event.enter(0, combined, combined)
+            enter(combined.timestamp + 1, None)
+        enter(0, combined)
+        return refused
 
 
-def _seed_of_right(last: Row, timestamp: int) -> Row | None:
-    """Return the window whose aggregate a missing right window begins with; None: it is there, or would be empty.
+def _step(rows: list[Row], at: int, now: Row, old: Row | None, steps: list[Step]) -> int:
+    """Write a window at its place, where `old` is, if it is not None; return by how much there are more rows."""
+    steps.append((now, old))
+    if old is None:
+        if now[2] is None:
+            return 0
+        rows.insert(at, now)
+        return 1
+    if now[2] is None:
+        del rows[at]
+        return -1
+    rows[at] = now
+    return 0
 
-    It is the last to start. No window starts between it and the right one, so both have the same events after
-    `timestamp`, and, as the events at or before `timestamp` would have opened a window in between, it has no others.
+
+def _begun(aggregate: Aggregate, value: Any, stored: Stored | None) -> Any:
+    """Return the aggregate of a value alone."""
+    total = aggregate.begin(value) if aggregate.first is None else aggregate.first(value)
+    return total if stored is None else stored.dump(total)
+
+
+def _right(last: Row, timestamp: int, size: int, stored: Stored | None) -> Row:
+    """Return the window that begins right after an event, where it is missing and not empty.
+
+    `last` is the last to start until then. No window starts between it and the right one, so both have the same events
+    after `timestamp`, and, as the events at or before `timestamp` would have opened a window in between, it has no
+    others.
     """
-    return None if last.start > timestamp or last.timestamp <= timestamp else _unshared(last)
+    value = _unshared(last[2]) if stored is None else stored.dump(stored.load(last))
+    return new(Row, (timestamp + 1, timestamp + 1 + size, value, last[3]))
 
 
-def _unshared(row: Row) -> Row:
-    """Return a window's row with a value of its own, as an aggregate may be one that is changed in place."""
-    if type(row.value) in _CONSTANT:
-        return row
-    return row._replace(value=deepcopy(row.value))
+def _unshared(value: Any) -> Any:
+    """Return a window's value as one of its own: an aggregate may be one that is changed in place."""
+    return value if type(value) in _CONSTANT else deepcopy(value)

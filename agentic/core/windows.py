@@ -55,6 +55,11 @@ class Rows(Protocol):
         """Remove a window, if it is there."""
 
 
+#: What has become of a window by an event, and the row before; None where there was none. Of one that is gone, or never
+#: came to be, the new row has the value None. Steps are in the order in which they are to go on as updates.
+Step = tuple[Row, Row | None]
+
+
 class Update(NamedTuple):
     """A window that an event has changed.
 
@@ -92,6 +97,12 @@ class Change(NamedTuple):
     finals: bool = True
 
 
+#: What an event has been refused, and whether finals may be emitted because of it: see `Change`.
+Outcome = tuple[Sequence[Refused], bool]
+#: That of an event of which no window is closed.
+TAKEN: Final[Outcome] = ((), True)
+
+
 @dataclass(frozen=True)
 class Aggregate:
     """How the values of a window become one.
@@ -101,12 +112,14 @@ class Aggregate:
         add: makes the next aggregate of the last one and a value; None erases the window.
         merge: makes one aggregate of two, the older session's first.
         first: makes the aggregate of a window's first value, where it is not ``add(initial(), value)``.
+        counts: is it an integer, whatever the values are?
     """
 
     initial: Callable[[], Any]
     add: Callable[[Any, Any], Any]
     merge: Callable[[Any, Any], Any] | None = None
     first: Callable[[Any], Any] | None = None
+    counts: bool = False
 
     def begin(self, value: Any) -> Any:
         """Return the aggregate of one value."""
@@ -155,6 +168,38 @@ class Windowing(Protocol):
         """
 
 
+class NeighbouringWindowing(Windowing, Protocol):
+    """A kind of window that is found by those beside it: what an event changes depends on what is there."""
+
+    def into(
+        self,
+        rows: list[Row],
+        value: Any,
+        timestamp: int,
+        close: int,
+        aggregate: Aggregate,
+        steps: list[Step],
+        stored: Stored | None,
+    ) -> Outcome:
+        """Put an event into the windows of its key, as `add` does.
+
+        Args:
+            rows: the key's windows, in the order of their starts; changed in place.
+            steps: what it does is added to it, one by one, so that it can be undone if the aggregate raises.
+            stored: between the rows and their values, where the rows do not have these themselves.
+        """
+
+
+class Stored(Protocol):
+    """Between a row and its value, where a row has something else in its place."""
+
+    def load(self, row: Row) -> Any:
+        """Return the value of a row."""
+
+    def dump(self, value: Any) -> Any:
+        """Return what a row has in place of a value; of None, None."""
+
+
 class FixedWindowing(Windowing, Protocol):
     """A kind of window whose bounds do not depend on what is in them, nor on their key."""
 
@@ -185,6 +230,29 @@ def put(rows: Rows, key: bytes, start: int, end: int, old: Row | None, value: An
     else:
         rows.put(key, new(Row, (start, end, value, timestamp)), old is None)
     return new(Update, (start, end, value, None if old is None else old[2], timestamp))
+
+
+def write(rows: Rows, key: bytes, steps: Sequence[Step]) -> list[Update]:
+    """Bring steps to the rows of an operator; return them as updates.
+
+    What is new comes first: where it is refused, as of a type that it must not be, nothing may be gone.
+    """
+    before: dict[tuple[int, int], Row | None] = {}
+    after: dict[tuple[int, int], Row] = {}
+    for row, old in steps:
+        bounds = (row.start, row.end)
+        before.setdefault(bounds, old)
+        after[bounds] = row
+    for bounds, row in after.items():
+        if row.value is not None:
+            rows.put(key, row, before[bounds] is None)
+    for bounds, row in after.items():
+        if row.value is None and before[bounds] is not None:
+            rows.remove(key, *bounds)
+    return [
+        new(Update, (row.start, row.end, row.value, None if old is None else old.value, row.timestamp))
+        for row, old in steps
+    ]
 
 
 def into(aggregate: Aggregate, old: Any, old_timestamp: int, value: Any, timestamp: int) -> tuple[Any, int]:

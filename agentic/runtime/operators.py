@@ -19,7 +19,7 @@ import msgspec
 from agentic.codecs.raw import Text
 from agentic.core.calendar import CalendarWindows
 from agentic.core.clock import Clock, Hold
-from agentic.core.emission import Ends, EndsOfKeys
+from agentic.core.emission import Ends
 from agentic.core.sessions import SessionWindows
 from agentic.core.sliding import SlidingWindows
 from agentic.core.windows import FixedWindowing, TimeWindows
@@ -31,6 +31,7 @@ from agentic.state.buffer import Row
 from agentic.state.envelope import unwrap
 from agentic.state.grouped import GroupedBuffer
 from agentic.state.panes import STORED, Pane, PanedBuffer
+from agentic.state.strip_ends import EndsOfStrips
 from agentic.state.strips import StripedBuffer
 from agentic.state.window_keys import FIRST, TIMES, WindowKeys
 from agentic.stream import Event
@@ -118,7 +119,7 @@ class Operator:
         self.fixed: FixedWindowing | None = None
         self._panes: PanedBuffer[Any] | None = None
         self._strips: StripedBuffer[Any] | None = None
-        self.ends: Ends | EndsOfKeys = Ends()
+        self.ends: Ends | EndsOfStrips = Ends()
         #: How windows of one end are put in order. Those in groups are known by what puts them in order.
         self._order: Callable[[Any], Any] | None = None
         #: For kinds that look for neighbours: key -> bounds of its windows, in order.
@@ -127,11 +128,13 @@ class Operator:
         self.extra = table.retention - table.least_retention
         self._given = -1
         self._due: Iterator[RowDue | None] | None = None
+        #: Is a burst under way, with more to follow?
+        self._bursting = False
         #: The names of rows that are to be removed, some at a time.
         self._unneeded: deque[Iterator[bytes]] = deque()
         #: A window that ends at `e` is closed from the time `e` + the first of these on, and forgotten from the second.
-        self._closes_after = -self.windowing.last_closed(self.windowing.close(0))
-        self._forgotten_after = -self._forgettable(self.windowing.close(0))
+        self.closes_after = -self.windowing.last_closed(self.windowing.close(0))
+        self.forgotten_after = -self._forgettable(self.windowing.close(0))
         self.next = 0
         #: Where windows may open again, each event looks.
         self._looks_always = table.late_policy == "reopen"
@@ -175,14 +178,17 @@ class Operator:
             self._panes, self.fixed = self.buffer, self.windowing
         elif isinstance(self.buffer, StripedBuffer):
             self._strips = self.buffer
-            self.ends = EndsOfKeys()
-        self.ends.begin_at(self._given)
+        if isinstance(self.ends, Ends):
+            self.ends.begin_at(self._given)
         for name, entry, timestamp in self.buffer.scan({}, FIRST):
             if entry is CLOSED:
                 self._panes = self._strips = self.fixed = None
                 self.buffer.ungroup()
                 return False
             self._restore_window(name, (entry, timestamp))
+        if self._strips is not None:
+            self.ends = EndsOfStrips(self._strips)
+            self.ends.begin_at(self._given)
         return True
 
     def _restore_names(self) -> None:
@@ -202,14 +208,9 @@ class Operator:
 
     # -- the index ----------------------------------------------------------------------------
 
-    def end_of(self, name: bytes) -> int:
-        """Return the end of a window, from its name."""
-        end = self.windowing.end(self.keys.start(name))
-        return self.keys.end(name) if end is None else end
-
     def _made(self, name: bytes) -> None:
         assert isinstance(self.ends, Ends), "by name"
-        end = self.end_of(name)
+        end = self.keys.end(name)
         self.ends.add(end, name)
         if self.neighbours is not None:
             bounds = (end, self.keys.start(name)) if self._sessions else (self.keys.start(name), end)
@@ -219,8 +220,7 @@ class Operator:
         if self._panes is not None:
             self._panes.restore(self.pane(self.keys.start(name)), self.keys.key(name), row)
         elif self._strips is not None:
-            key, start, end = self._strips.restore(name, row)
-            self.made_at(end, start, key)
+            self._strips.restore(name, row)
 
     def pane(self, start: int) -> Pane:
         """Return the pane of a window, made where it is the first."""
@@ -229,15 +229,8 @@ class Operator:
         if pane is None:
             end = self.fixed.end(start)
             pane = self._panes.open(start, end, self.ends.named(end))
-            self.next = min(self.next, end + self._closes_after)
+            self.next = min(self.next, end + self.closes_after)
         return pane
-
-    def made_at(self, end: int, start: int, key: bytes) -> None:
-        """A window has come into being in a strip."""
-        assert isinstance(self.ends, EndsOfKeys), "else it has none"
-        self.ends.add(end, start, key)
-        if end + self._closes_after < self.next:
-            self.next = end + self._closes_after
 
     # -- time ---------------------------------------------------------------------------------
 
@@ -317,7 +310,7 @@ class Operator:
         """Give out the windows that are closed by now, in order, and forget what is not needed any more."""
         if self._again is not None:
             self.look_back()
-        if self._due is not None:
+        if self._bursting:
             return  # whoever is done with what is on its way looks again
         time = self.held
         if time < self.next and not self._looks_always:
@@ -326,10 +319,8 @@ class Operator:
         given = self.windowing.last_closed(close)
         if given > self._given:
             self._given = given
-            if isinstance(self.ends, EndsOfKeys) and self.ends.none_due(given):
-                # It was the end of a session that has grown since.
-                self.next = self._when_next()
-                if self.next > time:
+            if isinstance(self.ends, EndsOfStrips):
+                if self._emit_strips(self.ends):
                     return
             elif self.finals:
                 self._due = self._rows_due(given)
@@ -347,29 +338,20 @@ class Operator:
             return -1
         due, kept = self.ends.ahead()
         return min(
-            LAST if due is None else due + self._closes_after,
-            LAST if kept is None else kept + self._forgotten_after,
+            LAST if due is None else due + self.closes_after,
+            LAST if kept is None else kept + self.forgotten_after,
         )
 
     def made(self, name: bytes, end: int) -> None:
         """A window has come into being, with a row by its name."""
         assert isinstance(self.ends, Ends), "else it has no name"
         self.ends.add(end, name)
-        if end + self._closes_after < self.next:
-            self.next = end + self._closes_after
+        if end + self.closes_after < self.next:
+            self.next = end + self.closes_after
 
     def _rows_due(self, given: int) -> Iterator[RowDue | None]:
         """Iterate over the windows that are due, in order; None after each piece of work that takes its time."""
-        if self._strips is not None:
-            assert isinstance(self.ends, EndsOfKeys), "both, or none"
-            strips, loaded = self._strips.strips, self._strips.loaded
-            for end, windows in self.ends.due(given):
-                for start, key in windows:
-                    found = strips[key].find(start, end)
-                    assert found is not None, "nobody changes what is closed"
-                    yield key, start, end, *loaded(key, found)[2:]
-            return
-        assert isinstance(self.ends, Ends), "there are no others"
+        assert isinstance(self.ends, Ends), "others give out by themselves"
         for end, names in self.ends.due(given):
             if self._panes is not None and self.fixed is not None:
                 start = self.fixed.start(end)
@@ -406,38 +388,73 @@ class Operator:
     def _emit_some(self) -> None:
         """Give out a burst; the rest when the agents are done with it."""
         assert self._due is not None, "there is something due"
-        decode, value_of = self._decode, self.value_of
-        identity, to_wire = self.keys.inner.identity, self.keys.inner.to_wire
-        out: list[tuple[list[Event], Emitted]] = [([], origin) for _, origin, _ in self.finals]
         began = perf_counter()
-        emitted, over = 0, True
+        rows: list[RowDue] = []
+        over = True
         for row in islice(self._due, BURST):
             if row is None:
                 over = False
                 break
-            raw, start, end, entry, timestamp = row
-            key = decode(raw)
-            window = Window(key, start, end, value_of(entry), timestamp)
-            wire = raw if identity else to_wire(raw)
-            for events, origin in out:
-                events.append(Event(key, window, timestamp, -1, origin, wire, None))
-            emitted += 1
-        if emitted:
-            self._gate.born(emitted * len(out))
-            for (events, _), reader in zip(out, self.finals):
-                reader.crew.put_children(events)
-            self.numbers.emitted(emitted, perf_counter() - began)
-        if emitted == BURST or not over:
-            self.next = LAST
-            self._gate.later(self._emit_some)
+            rows.append(row)
+        if rows:
+            self._hand_rows(rows, began)
+        if len(rows) == BURST or not over:
+            self._more_later(self._emit_some)
             return
         self._due = None
+        self._bursting = False
         self.next = -1
         self.emit()
+
+    def _emit_strips(self, ends: EndsOfStrips) -> bool:
+        """Give out a burst of windows in strips; return whether there are more, later."""
+        assert self._strips is not None, "both, or none"
+        entry = self._strips.entry
+        while True:
+            began = perf_counter()
+            due = ends.due(self._given, BURST)
+            if due and self.finals:
+                self._hand_rows([(key, row[0], row[1], entry(key, row), row[3]) for key, row in due], began)
+            if len(due) < BURST:
+                return False
+            if self.finals:
+                self._more_later(self._go_on)
+                return True
+
+    def _go_on(self) -> None:
+        """The agents are done with a burst of windows in strips."""
+        assert isinstance(self.ends, EndsOfStrips), "others have no such bursts"
+        if not self._emit_strips(self.ends):
+            self._bursting = False
+            self.next = -1
+            self.emit()
+
+    def _more_later(self, emit: Callable[[], None]) -> None:
+        self._bursting = True
+        self.next = LAST
+        self._gate.later(emit)
+
+    def _hand_rows(self, rows: Sequence[RowDue], began: float) -> None:
+        """Give windows to those who read them."""
+        decode, value_of = self._decode, self._layout.value_of if self.table.shown is None else self.value_of
+        identity, to_wire = self.keys.inner.identity, self.keys.inner.to_wire
+        windows: list[tuple[Any, bytes, Window[Any, Any]]] = []
+        for raw, start, end, entry, timestamp in rows:
+            key = decode(raw)
+            window = Window(key, start, end, entry if value_of is None else value_of(entry), timestamp)
+            windows.append((key, raw if identity else to_wire(raw), window))
+        self._gate.born(len(rows) * len(self.finals))
+        for crew, origin, _ in self.finals:
+            crew.put_children(
+                [Event(key, window, window.timestamp, -1, origin, wire, None) for key, wire, window in windows]
+            )
+        self.numbers.emitted(len(rows), perf_counter() - began)
 
     def note_times(self) -> None:
         """Write the times beside the windows, if they are others by now: a checkpoint begins."""
         times = Times(self.time, self._given, max(-1, self.held), self._noted.windows)
+        if self._strips is not None:
+            self._strips.time = self.time
         if times != self._noted:
             self._noted = times
             self.buffer.apply({TIMES: (times, max(self.time, 0))})
@@ -451,10 +468,8 @@ class Operator:
         """Remove rows that no event can need any more, some at a time."""
         buffer = self.buffer
         upto = self._forgettable(close)
-        if isinstance(self.ends, EndsOfKeys):
-            assert self._strips is not None, "both, or none"
-            for key, start, end in islice(self.ends.expired(upto), SWEEP):
-                self._strips.forget_window(key, start, end, max(self.time, 0))
+        if isinstance(self.ends, EndsOfStrips):
+            self.ends.sweep(upto, SWEEP)
             return
         gone: list[bytes] = []
         for end, names in self.ends.expired(upto):
@@ -488,8 +503,8 @@ class Operator:
         bounds = self.neighbours.get(key)
         if bounds is None:
             return
-        start = int.from_bytes(name[-8:], "big")
-        mine = (self.keys.end(name), start) if self._sessions else (start, self.windowing.end(start))
+        start, end = self.keys.start(name), self.keys.end(name)
+        mine = (end, start) if self._sessions else (start, end)
         if bounds[0] == mine:
             del bounds[0]  # the one that is needed no more is mostly the first
         elif mine in bounds:
@@ -504,7 +519,7 @@ class Operator:
 
     def closed_from(self, end: int) -> int:
         """Return the stream time from which on a window with this end is closed."""
-        return end + self._closes_after
+        return end + self.closes_after
 
     # -- numbers ------------------------------------------------------------------------------
 

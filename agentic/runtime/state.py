@@ -51,15 +51,8 @@ def _buffer(table: Table[Any, Any], layout: Layout, store: Store) -> TableBuffer
     codecs = {"load": layout.load, "dump": layout.dump, "dump_value": layout.dump_value}
     if isinstance(table.windowing, TimeWindows | CalendarWindows):
         return PanedBuffer(table.name, store, **codecs)
-    keys, end_of = layout.keys, table.windowing.end
-    assert isinstance(keys, WindowKeys), "a windowed table has such keys"
-
-    def parts_of(name: bytes) -> tuple[bytes, int, int]:
-        start = keys.start(name)
-        end = end_of(start)
-        return keys.key(name), start, keys.end(name) if end is None else end
-
-    return StripedBuffer(table.name, store, name_of=keys.name, parts_of=parts_of, **codecs)
+    assert isinstance(layout.keys, WindowKeys), "a windowed table has such keys"
+    return StripedBuffer(table.name, store, keys=layout.keys, **codecs)
 
 
 class TaskState:

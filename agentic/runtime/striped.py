@@ -6,23 +6,24 @@ put back. Until the event is complete nothing of it is *dirty*, so that no check
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from agentic.core.emission import EndsOfKeys
-from agentic.core.windows import Row
+from agentic.core.sessions import SessionWindows
+from agentic.core.sliding import SlidingWindows
+from agentic.core.windows import Row, Step, Update
 from agentic.runtime.operators import Operator
 from agentic.runtime.tables import Layout
 from agentic.runtime.windowing import WindowedView
+from agentic.state.strip_ends import EndsOfStrips
 from agentic.state.strips import Strip, StripedBuffer
 from agentic.windows import Window, WindowedTable
 
 
 class StripedView(WindowedView):
-    """See `agentic.windows.WindowView`; and `agentic.core.windows.Rows`, which it is for the operator's algorithm."""
+    """See `agentic.windows.WindowView`."""
 
-    __slots__ = ("_aggregate", "_changes", "_ends", "_plain", "_strips")
+    __slots__ = ("_aggregate", "_ends", "_into", "_plain", "_strips", "_work")
 
     buffer: StripedBuffer[Any]
 
@@ -37,114 +38,75 @@ class StripedView(WindowedView):
         operator: Operator,
     ) -> None:
         super().__init__(table, layout, buffer, slot, partition, partitions, operator)
-        assert isinstance(operator.ends, EndsOfKeys), "else it has no strips"
+        assert isinstance(operator.ends, EndsOfStrips), "else it has no strips"
+        assert isinstance(table.windowing, SessionWindows | SlidingWindows), "others have no strips"
         self._ends = operator.ends
+        self._into = table.windowing.into
         self._aggregate = table.aggregate
         self._strips = buffer.strips
-        #: Are entries what they are the entries of?
-        self._plain = self._value_of is None
-        #: What the current event has written, in order: where, the window now, and before; None where there is none.
-        self._changes: list[tuple[Strip, Row | None, Row | None]] = []
+        #: Are entries the values, whatever the aggregate makes of them?
+        self._plain = table.aggregate.counts and self._scalar is int
+        #: What the current event has done, in order.
+        self._work = buffer.at_work
 
     # -- writing ------------------------------------------------------------------------------
 
     def _put_in(self, key: Any, raw: bytes, value: Any, timestamp: int) -> None:
         if not self._comes(timestamp):
             return
-        time, windowing = self._time, self._windowing
-        close = windowing.close(time)
-        change = windowing.add(self, raw, value, timestamp, time, close, self._aggregate)
-        if change.finals:
+        operator = self._operator
+        close = self._windowing.close(self._time)
+        strip = self._strips.get(raw)
+        if strip is None:
+            strip = self.buffer.strip(raw)
+        steps: list[Step] = []
+        self._work.append((strip, steps))
+        stored = None if self._plain and not self.buffer.trimmed else _Stored(self, raw)
+        refused, finals = self._into(strip.rows, value, timestamp, close, self._aggregate, steps, stored)
+        if finals:
             self._finals = True
-        if change.refused:
-            self._note_late(key, raw, value, timestamp, change.refused, close)
-        if self._operator.updates:
-            self._updates += [(key, raw, update) for update in change.updates]
+        if refused:
+            self._note_late(key, raw, value, timestamp, refused, close)
+        if operator.updates:
+            value_of = self._value_of_row
+            for now, before in steps:
+                total = None if now[2] is None else value_of(raw, now)
+                old = None if before is None else value_of(raw, before)
+                self._updates.append((key, raw, Update(now[0], now[1], total, old, now[3])))
 
-    # -- rows, as the algorithm sees them -----------------------------------------------------
-
-    def get(self, key: bytes, start: int, end: int) -> Row | None:  # type: ignore[override]
-        strip = self._strips.get(key)
-        row = None if strip is None else strip.find(start, end)
-        return None if row is None else self._shown(key, row)
-
-    def starting(self, key: bytes, earliest: int, latest: int) -> Iterable[Row]:
-        strip = self._strips.get(key)
-        if strip is None:
-            return ()
-        rows = strip.rows
-        last = bisect_left(rows, (latest + 1,))
-        found = rows[bisect_left(rows, (earliest,), 0, last) : last]
-        found.reverse()
-        return found if self._plain and not self.buffer.trimmed else (self._shown(key, row) for row in found)
-
-    def ending(self, key: bytes, earliest: int, latest_start: int) -> Sequence[Row]:
-        strip = self._strips.get(key)
-        if strip is None:
-            return ()
-        rows = strip.rows
-        first = last = bisect_left(rows, (latest_start + 1,))
-        while first and rows[first - 1][1] >= earliest:
-            first -= 1
-        found = rows[first:last]
-        return found if self._plain and not self.buffer.trimmed else [self._shown(key, row) for row in found]
-
-    def _shown(self, key: bytes, row: Row) -> Row:
-        row = self.buffer.loaded(key, row)
-        return row if self._value_of is None else row._replace(value=self._value_of(row.value))
-
-    def put(self, key: bytes, row: Row, fresh: bool) -> None:
-        if row[2].__class__ is not self._scalar:
-            row = row._replace(value=self._entry(row[2]))
-        strip = self._strips.get(key)
-        if strip is None:
-            strip = self.buffer.strip(key)
-        rows = strip.rows
-        at = bisect_left(rows, (row[0], row[1]))
-        if fresh:
-            rows.insert(at, row)
-            self._changes.append((strip, row, None))
-        else:
-            self._changes.append((strip, row, rows[at]))
-            rows[at] = row
-
-    def remove(self, key: bytes, start: int, end: int) -> None:  # type: ignore[override]
-        strip = self._strips.get(key)
-        before = None if strip is None else strip.find(start, end)
-        if strip is not None and before is not None:
-            del strip.rows[strip.place(start, end)]
-            self._changes.append((strip, None, before))
+    def _value_of_row(self, raw: bytes, row: Row) -> Any:
+        entry = self.buffer.entry(raw, row)
+        return entry if self._value_of is None else self._value_of(entry)
 
     # -- the event is over --------------------------------------------------------------------
 
     def apply(self) -> None:
         operator, buffer, ends = self._operator, self.buffer, self._ends
         operator.move_to(self._time)
-        for strip, row, before in self._changes:
-            if row is None:
-                assert before is not None, "a window that was there has gone"
-                buffer.held -= 1
-                buffer.gone(strip, before.start, before.end, max(operator.time, 0))
-                ends.removed(before.end, before.start, strip.key)
+        upto = operator.time - operator.forgotten_after
+        for strip, steps in self._work:
+            if not steps:
                 if not strip.rows:
                     buffer.tidy(strip)
                 continue
-            buffer.complete(strip, row)
-            if before is None:
-                buffer.held += 1
-                operator.made_at(row[1], row[0], strip.key)
-        self._changes.clear()
+            buffer.complete(strip, steps)
+            if strip.out and strip.rows[0][1] <= upto:
+                ends.forget(strip, upto)
+            ends.arm(strip)
+            due = strip.armed[0] + operator.closes_after
+            if due < operator.next:
+                operator.next = due
+        self._work.clear()
         self._over()
 
     def forget(self) -> None:
-        for strip, row, before in reversed(self._changes):
-            if row is not None:
-                del strip.rows[strip.place(row.start, row.end)]
-            if before is not None:
-                strip.rows.insert(strip.place(before.start, before.end), before)
-            if not strip.rows:
+        for strip, steps in reversed(self._work):
+            strip.undo(steps, strip.rows)
+            if strip.rows:
+                self._ends.arm(strip)
+            else:
                 self.buffer.tidy(strip)
-        self._changes.clear()
+        self._work.clear()
         super().forget()
 
     # -- reading ------------------------------------------------------------------------------
@@ -154,15 +116,37 @@ class StripedView(WindowedView):
         strip = self._strips.get(raw)
         if strip is None:
             return []
-        rows = [self.buffer.loaded(raw, row) for row in strip.rows if start <= row.start <= end]
-        return [Window(key, r.start, r.end, self._operator.value_of(r.value), r.timestamp) for r in rows]
+        return [self._window(key, raw, row) for row in self._kept(strip) if start <= row.start <= end]
 
-    def _own_rows(self) -> Mapping[bytes, Any]:
-        name = self._operator.keys.name
-        own: dict[bytes, Any] = {}
-        for strip, row, before in self._changes:
-            if row is not None:
-                own[name(strip.key, row.start, row.end)] = (row.value, row.timestamp)
-            elif before is not None:
-                own[name(strip.key, before.start, before.end)] = (None, before.timestamp)
-        return own
+    def _kept(self, strip: Strip) -> Iterable[Row]:
+        """Return the windows of a strip, without those that are only not yet forgotten."""
+        upto = self._operator.time - self._operator.forgotten_after
+        return (row for at, row in enumerate(strip.rows) if at >= strip.out or row.end > upto)
+
+    def _window(self, key: Any, raw: bytes, row: Row) -> Window[Any, Any]:
+        value = self._operator.value_of(self.buffer.entry(raw, row))
+        return Window(key, row.start, row.end, value, row.timestamp)
+
+    def _all(self) -> Iterator[tuple[bytes, Window[Any, Any]]]:
+        if self._slot.working_on is None:
+            raise self._no_event()
+        for raw, strip in self._strips.items():
+            key = self._keys.decode(raw)
+            for row in self._kept(strip):
+                yield raw, self._window(key, raw, row)
+
+
+class _Stored:
+    """Between the rows of a key and their values. See `agentic.core.windows.Stored`."""
+
+    __slots__ = ("_raw", "_view")
+
+    def __init__(self, view: StripedView, raw: bytes) -> None:
+        self._view = view
+        self._raw = raw
+
+    def load(self, row: Row) -> Any:
+        return self._view._value_of_row(self._raw, row)
+
+    def dump(self, value: Any) -> Any:
+        return value if value is None or value.__class__ is self._view._scalar else self._view._entry(value)

@@ -18,7 +18,6 @@ from agentic.codecs.json import Typed
 from agentic.codecs.raw import Raw, Text
 from agentic.core import versioned
 from agentic.core.partitioning import partition_of
-from agentic.core.sessions import SessionWindows
 from agentic.errors import AgenticError, CodecError, TableUnavailable, WrongPartition
 from agentic.state.buffer import Row, TableBuffer
 from agentic.state.keys import KeyFormat, key_format, prefix_end
@@ -79,7 +78,7 @@ class Layout:
         #: As `dump`, for rows of which it is known that they are values.
         self.dump_value = _DECIMAL if self.scalar is int else self.dump
         if isinstance(table, WindowedTable):
-            self.keys = WindowKeys(self.keys, sessions=isinstance(table.windowing, SessionWindows))
+            self.keys = WindowKeys(self.keys, table.windowing.end)
             self.first = FIRST
             self.load, self.dump = _with_closed(self.load), _with_times(self.dump)
         # The codec's own methods are plain functions of C: the hot path calls them directly.

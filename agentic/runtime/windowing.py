@@ -288,7 +288,7 @@ class WindowedView(TableView):
         if gone:
             assert isinstance(operator.ends, Ends), "by name"
             for name in gone:
-                operator.ends.removed(operator.end_of(name), name)
+                operator.ends.removed(operator.keys.end(name), name)
             self.buffer.drop(gone, max(operator.time, self._time, 0))
         if self._changed_neighbours:
             neighbours = operator.neighbours
@@ -391,7 +391,7 @@ class WindowedView(TableView):
             return [Window(key, r.start, r.end, operator.show(r.value), r.timestamp) for r in rows]
         low, high = keys.name(raw, start, 0), keys.name(raw, min(end + 1, (1 << 63) - 1), 0)
         return [
-            Window(key, keys.start(name), operator.end_of(name), operator.value_of(entry), timestamp)
+            Window(key, keys.start(name), keys.end(name), operator.value_of(entry), timestamp)
             for name, entry, timestamp in self.buffer.scan(self.overlay, low, high)
             if entry is not None and entry is not CLOSED and keys.key(name) == raw
         ]
@@ -420,7 +420,7 @@ class WindowedView(TableView):
                 raw = keys.key(name)
                 key = keys.inner.decode(raw)
                 value = operator.value_of(entry)
-                yield raw, Window(key, keys.start(name), operator.end_of(name), value, timestamp)
+                yield raw, Window(key, keys.start(name), keys.end(name), value, timestamp)
 
     def _own_rows(self) -> Mapping[bytes, Any]:
         """Return the rows that the current event has written."""

@@ -11,7 +11,8 @@ from typing import Any, Final, TypeVar
 
 from agentic.state.buffer import ABSENT, Encoded, Row
 from agentic.state.envelope import unwrap
-from agentic.state.grouped import Group, GroupedBuffer
+from agentic.state.grouped import GroupedBuffer
+from agentic.state.window_keys import TIMES
 
 E = TypeVar("E")
 
@@ -21,28 +22,35 @@ STORED: Final[Row] = (None, -1)
 LARGE = 20_000
 
 
-class Pane(Group):
+class Pane:
     """One window of time. Within it, a row is known by the bytes of its key.
 
     Attributes:
         rows: all that there are, those of the event at work included; `STORED` where it must be loaded.
         suffix: the end of all rows' names.
+        dirty: rows of completed events since the last checkpoint began; without an entry, a row that is gone.
+        flushing: rows of the checkpoint that is under way.
+        saved: rows that the store, or the changelog, has.
     """
 
-    __slots__ = ("end", "rows", "start", "suffix")
+    __slots__ = ("dirty", "end", "flushing", "rows", "saved", "start", "suffix")
 
     def __init__(self, start: int, end: int, rows: dict[bytes, Row]) -> None:
-        super().__init__()
+        self.dirty: dict[bytes, Row] | None = None
+        self.flushing: dict[bytes, Row] | None = None
+        self.saved: set[bytes] | None = None
         self.start = start
         self.end = end
         self.rows = rows
         self.suffix = start.to_bytes(8, "big")
 
     def named(self, rows: Mapping[bytes, Row]) -> Iterator[tuple[bytes, Row]]:
+        """Iterate over rows with their names."""
         suffix = self.suffix
         return ((key + suffix, row) for key, row in rows.items())
 
     def encode(self, rows: Mapping[bytes, Row], dump: Callable[[Any], bytes]) -> Encoded:
+        """Return rows as a checkpoint writes them, in any order."""
         suffix = self.suffix
         return [
             (key + suffix, None if entry is None else dump(entry), timestamp)
@@ -50,6 +58,7 @@ class Pane(Group):
         ]
 
     def taken(self, rows: Mapping[bytes, Row]) -> None:
+        """A checkpoint has begun that writes these rows: note which ones the store has from now on."""
         # One that was erased stays: to delete it twice does no harm, and it is rare.
         if self.saved is None:
             self.saved = set(rows)
@@ -57,6 +66,7 @@ class Pane(Group):
             self.saved.update(rows)
 
     def trim(self, rows: Mapping[bytes, Row]) -> None:
+        """Keep none of these rows in memory, which the store has, unless another has taken its place."""
         mine = self.rows
         for key, row in rows.items():
             # The event at work may have written another: it has the right one to go back to.
@@ -74,6 +84,11 @@ class PanedBuffer(GroupedBuffer[E]):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.panes: dict[int, Pane] = {}
+        #: Panes with rows that no checkpoint has begun to write; with rows of the one that is under way.
+        self._soiled: list[Pane] = []
+        self._flushed: list[Pane] = []
+        #: Rows of the last checkpoint that was stored, if there are too many for the cache.
+        self._resting: list[tuple[Pane, Mapping[bytes, Row]]] = []
 
     def open(self, start: int, end: int, rows: dict[bytes, Row]) -> Pane:
         """Make the pane of a window."""
@@ -101,6 +116,12 @@ class PanedBuffer(GroupedBuffer[E]):
             name = key + suffix
             self.saved.add(name)
             yield name
+
+    def soil(self, pane: Pane) -> dict[bytes, Row]:
+        """Return where to put what has changed in a pane, with nothing in it yet."""
+        self._soiled.append(pane)
+        dirty = pane.dirty = {}
+        return dirty
 
     def complete(self, pane: Pane, key: bytes, row: Row) -> None:
         """A completed event has written a row; one that is gone, and was never written, leaves no trace."""
@@ -135,10 +156,70 @@ class PanedBuffer(GroupedBuffer[E]):
         value, timestamp = unwrap(blob)
         return self._load(value), timestamp
 
-    def group_of(self, name: bytes) -> tuple[Pane, bytes] | None:
-        pane = self.panes.get(int.from_bytes(name[-8:], "big")) if len(name) >= 8 else None
-        return None if pane is None else (pane, name[:-8])
+    def _pending(self, key: bytes) -> Row | None:
+        pane = self.panes.get(int.from_bytes(key[-8:], "big")) if len(key) >= 8 else None
+        if pane is not None:
+            for layer in (pane.dirty, pane.flushing):
+                if layer is not None and (row := layer.get(key[:-8])) is not None:
+                    return row
+        return super()._pending(key)
+
+    def _above(self, over: Mapping[bytes, Row], start: bytes, stop: bytes | None) -> dict[bytes, Row]:
+        above: dict[bytes, Row] = {}
+        for pane in {*self._flushed, *self._soiled}:
+            for layer in (pane.flushing, pane.dirty):
+                for name, row in pane.named(layer or {}):
+                    if name >= start and (stop is None or name < stop):
+                        above[name] = row
+        above |= super()._above(over, start, stop)
+        self.order = None  # of what lies there, hardly anything is in it
+        return above
+
+    # -- checkpoint ---------------------------------------------------------------------------
+
+    @property
+    def dirty_bytes(self) -> int:
+        rows = len(self.dirty) + sum(len(pane.dirty) for pane in self._soiled if pane.dirty)
+        return int(rows * self._size)
+
+    def take(self) -> int:
+        taken = super().take()
+        for pane in self._soiled:
+            dirty, pane.dirty = pane.dirty, None
+            if dirty:
+                if pane.flushing is None:
+                    self._flushed.append(pane)
+                    pane.flushing = dirty
+                else:
+                    pane.flushing = {**pane.flushing, **dirty}
+                pane.taken(dirty)
+        self._soiled = []
+        return taken + sum(len(pane.flushing) for pane in self._flushed if pane.flushing)
+
+    def encode(self) -> Encoded:
+        encoded = super().encode()
+        if not self._flushed:
+            return encoded
+        dump = self._dump_value
+        # A pane that is gone by now has its rows dropped, if they were written.
+        over = self._flushing if len(self._flushing) > (TIMES in self._flushing) else ()
+        for pane in self._flushed:
+            rows = pane.encode(pane.flushing or {}, dump)
+            encoded += [row for row in rows if row[0] not in over] if over else rows
+        encoded.sort()  # no two have one name: nothing beyond it is compared
+        self._measure(encoded)
+        return encoded
 
     def stored(self) -> None:
         self.held = sum(len(pane.rows) for pane in self.panes.values())
         super().stored()
+        # Rows that are written in each checkpoint stay in memory, however many others there are.
+        resting, self._resting = self._resting, []
+        if self.full:
+            for pane, rows in resting:
+                pane.trim(rows)
+                self.trimmed = True
+            self._resting = [(pane, pane.flushing or {}) for pane in self._flushed]
+        for pane in self._flushed:
+            pane.flushing = None
+        self._flushed = []

@@ -2,157 +2,167 @@
 
 A *strip* has the windows of one key in the order of their starts; sessions of a key never overlap,
 so that is the order of their ends, too.
+
+Nothing is noted of a row that changes: what a checkpoint has to write of a strip is what tells its rows from
+those that the checkpoint before has taken.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Any, Final, TypeVar
 
 from agentic.core.windows import Row as Window
+from agentic.core.windows import Step, new
 from agentic.state.buffer import Encoded, Row
 from agentic.state.envelope import unwrap
-from agentic.state.grouped import Group, GroupedBuffer
+from agentic.state.grouped import GroupedBuffer
+from agentic.state.window_keys import WindowKeys
 
 E = TypeVar("E")
 
-#: The bounds of a window: start, end.
-Bounds = tuple[int, int]
+#: A place in the index: the end of a window, its start, the bytes of its key.
+Place = tuple[int, int, bytes]
+#: That of no window: after all others.
+NOWHERE: Final[Place] = (1 << 64, 0, b"")
+#: After the start of any window.
+_LAST: Final = 1 << 64
+
+_key = attrgetter("key")
 
 
-class Strip(Group):
-    """The windows of one key. Within it, a row is known by its bounds.
+class Strip:
+    """The windows of one key.
 
     Attributes:
         key: its bytes in the store.
         rows: the windows, with their entries for values, those of the event at work included; one whose entry is None
             must be loaded.
+        out: how many of them, the first ones, are closed and have been given out.
+        saved: the rows that the store, or the changelog, has.
+        low: the least start of a row that may be another than what is saved; None where all are the same.
+        flushing: what the checkpoint that is under way writes.
+        armed: its place in the index of what is open.
+        leaving: is it in the index of what is to be forgotten?
     """
 
-    __slots__ = ("_name", "key", "rows")
+    __slots__ = ("armed", "flushing", "key", "leaving", "low", "out", "rows", "saved")
 
-    def __init__(self, key: bytes, name: Callable[[bytes, int, int], bytes]) -> None:
-        super().__init__()
+    def __init__(self, key: bytes) -> None:
         self.key = key
         self.rows: list[Window] = []
-        self._name = name
+        self.out = 0
+        self.saved: list[Window] = []
+        self.low: int | None = None
+        self.flushing: list[Window] | None = None
+        self.armed = NOWHERE
+        self.leaving = False
 
-    def place(self, start: int, end: int) -> int:
-        """Return where a window is, or belongs."""
-        return bisect_left(self.rows, (start, end))
-
-    def find(self, start: int, end: int) -> Window | None:
-        """Return the window with these bounds."""
-        rows = self.rows
-        at = bisect_left(rows, (start, end))
-        if at == len(rows):
-            return None
-        row = rows[at]
-        return row if row[0] == start and row[1] == end else None
-
-    def named(self, rows: Mapping[Bounds, Window]) -> Iterator[tuple[bytes, Row]]:
-        key, name = self.key, self._name
-        return ((name(key, start, end), (entry, timestamp)) for start, end, entry, timestamp in rows.values())
-
-    def encode(self, rows: Mapping[Bounds, Window], dump: Callable[[Any], bytes]) -> Encoded:
-        key, name = self.key, self._name
-        return [
-            (name(key, start, end), None if entry is None else dump(entry), timestamp)
-            for start, end, entry, timestamp in rows.values()
-        ]
-
-    def taken(self, rows: Mapping[Bounds, Window]) -> None:
-        saved = self.saved
-        if saved is None:
-            saved = self.saved = set()
-        for bounds, row in rows.items():
-            if row[2] is None:
-                saved.discard(bounds)
+    def undo(self, steps: list[Step], rows: list[Window]) -> None:
+        """Take the steps of an event back, in the strip's rows or a copy of them."""
+        for now, before in reversed(steps):
+            at = bisect_left(rows, now[:2])
+            if now[2] is None:
+                if before is not None:
+                    rows.insert(at, before)
+            elif before is None:
+                del rows[at]
             else:
-                saved.add(bounds)
-
-    def trim(self, rows: Mapping[Bounds, Window]) -> None:
-        for (start, end), row in rows.items():
-            at = self.place(start, end)
-            if at < len(self.rows) and self.rows[at] is row:
-                self.rows[at] = Window(start, end, None, row.timestamp)
+                rows[at] = before
 
 
 class StripedBuffer(GroupedBuffer[E]):
     """A windowed table's rows in one task, where its windows are found by their neighbours.
 
     Args:
-        name_of: makes the name of a window of its key, its start and its end.
-        parts_of: makes these of the name.
+        keys: how windows are named.
 
     Attributes:
         strips: by key; one without windows is let go of.
+        at_work: what the event at work has done, in order.
+        time: the table's, for what the changelog is told of rows that are gone.
     """
 
-    def __init__(
-        self,
-        *arguments: Any,
-        name_of: Callable[[bytes, int, int], bytes],
-        parts_of: Callable[[bytes], tuple[bytes, int, int]],
-        **named: Any,
-    ) -> None:
+    def __init__(self, *arguments: Any, keys: WindowKeys, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.strips: dict[bytes, Strip] = {}
-        #: Rows that no checkpoint has begun to write.
+        self.at_work: list[tuple[Strip, list[Step]]] = []
+        self.time = 0
+        self._keys = keys
+        #: Strips that have changed since the last checkpoint began; with rows of the one that is under way.
+        self._soiled: list[Strip] = []
+        self._flushed: list[Strip] = []
+        #: About how many rows no checkpoint has begun to write.
         self._dirty_rows = 0
-        self._name_of = name_of
-        self._parts_of = parts_of
+        #: Rows of the last checkpoint that was stored, if there are too many for the cache.
+        self._resting: list[tuple[Strip, list[Window]]] = []
 
     def strip(self, key: bytes) -> Strip:
         """Return the strip of a key, made where it has none."""
         strip = self.strips.get(key)
         if strip is None:
-            strip = self.strips[key] = Strip(key, self._name_of)
+            strip = self.strips[key] = Strip(key)
         return strip
 
-    def complete(self, strip: Strip, row: Window) -> None:
-        """A completed event has written a window."""
-        dirty = self.soil(strip) if strip.dirty is None else strip.dirty
-        before = len(dirty)
-        dirty[row[0], row[1]] = row
-        self._dirty_rows += len(dirty) - before
-
-    def gone(self, strip: Strip, start: int, end: int, timestamp: int) -> None:
-        """A window is no more; one that was never written leaves no trace."""
-        bounds = (start, end)
-        if strip.saved is not None and bounds in strip.saved:
-            self.complete(strip, Window(start, end, None, timestamp))
-        elif strip.dirty is not None and strip.dirty.pop(bounds, None) is not None:
-            self._dirty_rows -= 1
-
-    def forget_window(self, key: bytes, start: int, end: int, timestamp: int) -> None:
-        """Remove a window that no event can need any more."""
-        strip = self.strips[key]
-        del strip.rows[strip.place(start, end)]
-        self.held -= 1
-        self.gone(strip, start, end, timestamp)
+    def complete(self, strip: Strip, steps: list[Step]) -> None:
+        """An event that has done these steps is complete."""
+        low = strip.low
+        if low is None:
+            self._soiled.append(strip)
+            self._dirty_rows += 1
+            low = _LAST
+        more = 0
+        for now, before in steps:
+            if now[0] < low:
+                low = now[0]
+            if before is None:
+                if now[2] is not None:
+                    more += 1
+            elif now[2] is None:
+                more -= 1
+        strip.low = low
+        self.held += more
+        self._dirty_rows += more > 0
         if not strip.rows:
             self.tidy(strip)
 
+    def leave(self, strip: Strip, upto: int) -> int:
+        """Remove windows that end by a time and have been given out; return how many they were."""
+        rows, out = strip.rows, strip.out
+        gone = 0
+        while gone < out and rows[gone][1] <= upto:
+            gone += 1
+        if gone:
+            del rows[:gone]
+            strip.out = out - gone
+            self.held -= gone
+            if strip.low is None:
+                self._soiled.append(strip)
+                strip.low = _LAST
+            self._dirty_rows += gone
+            if not rows:
+                self.tidy(strip)
+        return gone
+
     def tidy(self, strip: Strip) -> None:
         """Let go of a strip, if there is nothing in it."""
-        if not (strip.rows or strip.dirty or strip.flushing or strip.saved):
-            self.strips.pop(strip.key, None)
+        if not (strip.rows or strip.saved or strip.flushing) and self.strips.get(strip.key) is strip:
+            del self.strips[strip.key]
 
-    def restore(self, name: bytes, row: Row) -> tuple[bytes, int, int]:
-        """Take a row over that the store has, when the task begins; return its key and bounds."""
-        key, start, end = self._parts_of(name)
+    def restore(self, name: bytes, row: Row) -> Strip:
+        """Take a row over that the store has, when the task begins; return its strip. They come in order."""
+        key, start, end = self._keys.key(name), self._keys.start(name), self._keys.end(name)
         entry, timestamp = row
         self.held += 1
         if self.full:
             entry, self.trimmed = None, True
         strip = self.strip(key)
-        strip.rows.append(Window(start, end, entry, timestamp))
-        if strip.saved is None:
-            strip.saved = set()
-        strip.saved.add((start, end))
-        return key, start, end
+        window = Window(start, end, entry, timestamp)
+        strip.rows.append(window)
+        strip.saved.append(window)
+        return strip
 
     def ungroup(self) -> None:
         super().ungroup()
@@ -160,35 +170,133 @@ class StripedBuffer(GroupedBuffer[E]):
 
     # -- reading ------------------------------------------------------------------------------
 
-    def loaded(self, key: bytes, row: Window) -> Window:
-        """Return a window with its entry."""
-        start, end, entry, _ = row
-        if entry is not None:
-            return row
-        blob = self.store.get(self.name, self._name_of(key, start, end))
+    def entry(self, key: bytes, row: Window) -> E:
+        """Return the entry of a window."""
+        if row[2] is not None:
+            return row[2]  # type: ignore[no-any-return]
+        blob = self.store.get(self.name, self._keys.name(key, row[0], row[1]))
         assert blob is not None, "a checkpoint has written it"
-        value, timestamp = unwrap(blob)
-        return Window(start, end, self._load(value), timestamp)
+        return self._load(unwrap(blob)[0])
 
-    def group_of(self, name: bytes) -> tuple[Strip, Bounds] | None:
-        if not name:
-            return None  # no window has an empty name
-        key, start, end = self._parts_of(name)
-        strip = self.strips.get(key)
-        return None if strip is None else (strip, (start, end))
+    def _pending(self, key: bytes) -> Row | None:
+        strip = self.strips.get(self._keys.key(key)) if key else None  # no window has an empty name
+        if strip is not None:
+            start, end = self._keys.start(key), self._keys.end(key)
+            layers = (strip.flushing or (), () if strip.low is None else self._changed(strip, self._completed(strip)))
+            for layer in reversed(layers):
+                for row in layer:
+                    if row[0] == start and row[1] == end:
+                        return row.value, row.timestamp
+        return super()._pending(key)
+
+    def _above(self, over: Mapping[bytes, Row], start: bytes, stop: bytes | None) -> dict[bytes, Row]:
+        above: dict[bytes, Row] = {}
+        name_of = self._keys.name
+        layers = [(strip, strip.flushing or ()) for strip in self._flushed]
+        layers += [(strip, self._changed(strip, self._completed(strip))) for strip in self._soiled]
+        for strip, rows in layers:
+            for row in rows:
+                name = name_of(strip.key, row[0], row[1])
+                if name >= start and (stop is None or name < stop):
+                    above[name] = (row.value, row.timestamp)
+        above |= super()._above(over, start, stop)
+        self.order = None  # of what lies there, hardly anything is in it
+        return above
+
+    # -- checkpoint ---------------------------------------------------------------------------
 
     @property
     def dirty_bytes(self) -> int:
         return int((len(self.dirty) + self._dirty_rows) * self._size)
 
+    def _completed(self, strip: Strip) -> list[Window]:
+        """Return the rows of a strip without what the event at work has done."""
+        rows = strip.rows
+        for other, steps in reversed(self.at_work):
+            if other is strip:
+                if rows is strip.rows:
+                    rows = rows.copy()
+                strip.undo(steps, rows)
+        return rows
+
+    def _changed(self, strip: Strip, rows: list[Window]) -> list[Window]:
+        """Return what a checkpoint has to write of a strip with these rows; those that are gone without an entry."""
+        saved, low = strip.saved, strip.low
+        assert low is not None, "else there is nothing"
+        if not saved:
+            return rows.copy()
+        time = max(self.time, 0)
+        # Those before the first row are gone, mostly since they have been forgotten.
+        first = bisect_left(saved, rows[0][:1]) if rows else len(saved)
+        changed = [new(Window, (start, end, None, time)) for start, end, _, _ in saved[:first]]
+        last = saved[bisect_left(saved, (low,), first) :]
+        mine = rows[bisect_left(rows, (low,)) :]
+        known = set(map(id, last))
+        written = [row for row in mine if id(row) not in known]
+        if len(last) + len(written) > len(mine):
+            # Some of the old ones have others in their place, or are gone.
+            there = {row[:2] for row in mine}
+            changed += [new(Window, (row[0], row[1], None, time)) for row in last if row[:2] not in there]
+        return changed + written if changed else written
+
     def take(self) -> int:
+        taken = super().take()
+        soiled, self._soiled = self._soiled, []
+        at_work = {strip.key for strip, _ in self.at_work}
+        for strip in soiled:
+            rows = self._completed(strip) if strip.key in at_work else strip.rows
+            changed = self._changed(strip, rows)
+            strip.low = None
+            if not changed:
+                continue
+            strip.saved = rows.copy()
+            if strip.flushing is None:
+                self._flushed.append(strip)
+                strip.flushing = changed
+            else:
+                merged = {row[:2]: row for row in strip.flushing}
+                merged.update((row[:2], row) for row in changed)
+                strip.flushing = list(merged.values())
         self._dirty_rows = 0
-        return super().take()
+        return taken + len(self._flushed)
+
+    def encode(self) -> Encoded:
+        encoded = super().encode()
+        if not self._flushed:
+            return encoded
+        encode, dump = self._keys.encoded, self._dump_value
+        self._flushed.sort(key=_key)  # so that the rows are nearly in order
+        for strip in self._flushed:
+            encoded += encode(strip.key, strip.flushing or (), dump)
+        encoded.sort()  # no two have one name: nothing beyond it is compared
+        self._measure(encoded)
+        return encoded
 
     def stored(self) -> None:
-        flushed = list(self._flushed)
         super().stored()
-        for strip in flushed:
-            assert isinstance(strip, Strip), "it has no others"
+        # Rows that are written in each checkpoint stay in memory, however many others there are.
+        resting, self._resting = self._resting, []
+        if self.full:
+            for strip, rows in resting:
+                self._trim(strip, rows)
+            self._resting = [(strip, strip.flushing or []) for strip in self._flushed]
+        for strip in self._flushed:
+            strip.flushing = None
             if not strip.rows:
                 self.tidy(strip)
+        self._flushed = []
+
+    def _trim(self, strip: Strip, rows: list[Window]) -> None:
+        """Keep none of these rows in memory, which the store has, unless another has taken its place."""
+        for row in rows:
+            if row[2] is None:
+                continue
+            mine, saved = bisect_left(strip.rows, row[:2]), bisect_left(strip.saved, row[:2])
+            if (
+                mine < len(strip.rows)
+                and saved < len(strip.saved)
+                and strip.rows[mine] is row
+                and strip.saved[saved] is row
+            ):
+                strip.rows[mine] = strip.saved[saved] = Window(row[0], row[1], None, row[3])
+                self.trimmed = True

@@ -7,9 +7,11 @@ in the order in which a session looks for its neighbours. Source: spec, B.6 (the
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from agentic.errors import CodecError
+from agentic.state.buffer import Encoded
 from agentic.state.keys import KeyFormat
 
 #: The row that has a table's times: no window has an empty key.
@@ -24,28 +26,47 @@ _BOUNDS = struct.Struct(">QQ")
 class WindowKeys(KeyFormat):
     """How windows are named in a store.
 
+    Args:
+        end_of: returns the end of the window that starts at a time; None for a session, whose start does not decide it.
+
     Attributes:
         inner: how the keys themselves are stored.
         width: bytes of the bounds.
     """
 
-    def __init__(self, inner: KeyFormat, *, sessions: bool) -> None:
+    def __init__(self, inner: KeyFormat, end_of: Callable[[int], int | None]) -> None:
         self.inner = inner
         self.identity = False
-        self._sessions = sessions
-        self.width = 16 if sessions else 8
+        self._end_of = end_of
+        self._sessions = end_of(0) is None
+        self.width = 16 if self._sessions else 8
 
     def name(self, key: bytes, start: int, end: int) -> bytes:
         """Return the stored bytes of a window, from its key's."""
         return key + (_BOUNDS.pack(end, start) if self._sessions else _START.pack(start))
+
+    def encoded(self, key: bytes, rows: Iterable[tuple[int, int, Any, int]], dump: Callable[[Any], bytes]) -> Encoded:
+        """Return windows of one key as a checkpoint writes them: of start, end, entry, timestamp."""
+        if self._sessions:
+            bounds = _BOUNDS.pack
+            return [
+                (key + bounds(end, start), None if entry is None else dump(entry), timestamp)
+                for start, end, entry, timestamp in rows
+            ]
+        pack = _START.pack
+        return [
+            (key + pack(start), None if entry is None else dump(entry), timestamp)
+            for start, _, entry, timestamp in rows
+        ]
 
     def start(self, name: bytes) -> int:
         """Return the start of a window."""
         return int.from_bytes(name[-8:], "big")
 
     def end(self, name: bytes) -> int:
-        """Return the end of a session."""
-        return int.from_bytes(name[-16:-8], "big")
+        """Return the end of a window."""
+        end = self._end_of(int.from_bytes(name[-8:], "big"))
+        return int.from_bytes(name[-16:-8], "big") if end is None else end
 
     def key(self, name: bytes) -> bytes:
         """Return the stored bytes of a window's key."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentic.core.emission import Ends, EndsOfKeys
+from agentic.core.emission import Ends
 
 ENDS = st.integers(0, 8)
 NAMES = st.sampled_from([b"a", b"b", b"c"])
@@ -105,42 +105,3 @@ def test_an_end_whose_windows_have_all_been_taken_out_is_still_ahead_as_others_m
     windows[b"b"] = None
     assert list(ends.due(10)) == [(10, [b"b"])]
     assert ends.ahead() == (20, 10)
-
-
-KEYED = st.one_of(
-    st.tuples(st.just("add"), ENDS, st.integers(0, 3), NAMES),
-    st.tuples(st.just("remove"), ENDS, st.integers(0, 3), NAMES),
-    st.tuples(st.sampled_from(["due", "expired"]), ENDS, st.none(), st.none()),
-)
-
-
-@given(st.lists(KEYED, max_size=60))
-def test_windows_by_end_start_and_key_come_out_as_of_a_plain_set(
-    steps: list[tuple[str, int, int | None, bytes | None]],
-) -> None:
-    there: set[tuple[int, int, bytes]] = set()
-    given_out = -1
-    ends = EndsOfKeys()
-    for what, end, start, key in steps:
-        if what == "due":
-            found = [(each, *one) for each, several in ends.due(end) for one in several]
-            assert found == sorted(each for each in there if given_out < each[0] <= end)
-            given_out = max(given_out, end)
-        elif what == "expired":
-            wanted = {each for each in there if each[0] <= min(end, given_out)}
-            for name, first, last in ends.expired(end):
-                there.remove((last, first, name))  # each once: it is there no more
-                wanted.remove((last, first, name))
-            assert not wanted
-        else:
-            assert start is not None and key is not None
-            if what == "add" and (end, start, key) not in there:
-                there.add((end, start, key))
-                ends.add(end, start, key)
-            elif what == "remove" and (end, start, key) in there:
-                there.remove((end, start, key))
-                ends.removed(end, start, key)
-        opened = [each for each in there if each[0] > given_out]
-        assert ends.open_windows() == len(opened)
-        assert ends.next_due() == min((each[0] for each in opened), default=None)
-        assert ends.next_kept() == min((each[0] for each in there if each[0] <= given_out), default=None)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from groups_support import CODECS, TABLE, Scene
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentic.state.buffer import Row
-from agentic.state.envelope import unwrap, wrap_all
-from agentic.state.memory import MemoryStore
 from agentic.state.panes import Pane, PanedBuffer
 
-TABLE = "windows"
 SIZE = 10
 KEYS = st.sampled_from([b"", b"\0", b"a", b"ab", b"b"])
 STARTS = st.sampled_from([0, 10, 256, 1 << 40])
@@ -23,30 +21,18 @@ STEPS = st.one_of(
 )
 
 
-class Scene:
-    """A buffer as an operator and a view use it, and what it should have."""
+class Panes(Scene):
+    """See `Scene`."""
 
-    def __init__(self, store: MemoryStore, cache_bytes: int) -> None:
-        self.store = store
-        self.cache_bytes = cache_bytes
-        self.rows: dict[bytes, Row] = {}
-        #: What a checkpoint has taken; what the store has.
-        self.taken: dict[bytes, Row] = {}
-        self.stored: dict[bytes, Row] = {}
-        self.clock = 0
-        self.begin()
+    buffer: PanedBuffer[int]
 
-    def begin(self) -> None:
-        """Begin with what the store has, as after a crash."""
-        self.buffer = PanedBuffer(
-            TABLE, self.store, load=int, dump=lambda entry: b"%d" % entry, dump_value=lambda entry: b"%d" % entry
-        )
-        self.buffer.cache_bytes = self.cache_bytes
-        self.rows, self.under_way = dict(self.stored), False
+    def make(self) -> None:
+        self.buffer = PanedBuffer(TABLE, self.store, **CODECS)
         #: Windows that are closed stay so.
         self.closed: set[int] = set()
-        for name, entry, timestamp in list(self.buffer.scan({})):
-            self.buffer.restore(self.pane(int.from_bytes(name[-8:], "big")), name[:-8], (entry, timestamp))
+
+    def restore(self, name: bytes, row: Row) -> None:
+        self.buffer.restore(self.pane(int.from_bytes(name[-8:], "big")), name[:-8], row)
 
     def pane(self, start: int) -> Pane:
         return self.buffer.panes.get(start) or self.buffer.open(start, start + SIZE, {})
@@ -85,37 +71,17 @@ class Scene:
             self.buffer.drop(self.buffer.close(start), self.clock)
             self.closed.add(start)
 
-    def take(self) -> None:
-        self.buffer.take()
-        self.taken, self.under_way = dict(self.rows), True
-
-    def store_them(self) -> None:
-        """Write what was taken, as a checkpoint does once it is committed."""
-        if self.under_way:
-            self.store.write({TABLE: wrap_all(self.buffer.encode())}, {})
-            self.buffer.stored()
-            self.stored, self.under_way = self.taken, False
-
     def look(self) -> None:
         for start, pane in self.buffer.panes.items():
             for key in pane.rows:
                 assert self.buffer.row(pane, key) == self.rows[key + start.to_bytes(8, "big")]
         self.look_through_scan()
 
-    def look_through_scan(self) -> None:
-        found = {name: (entry, time) for name, entry, time in self.buffer.scan({}) if entry is not None}
-        assert found == self.rows
-        assert all(self.buffer.peek(name) == row for name, row in self.rows.items())
-
-    def look_into_store(self) -> None:
-        found = {name: unwrap(blob) for name, blob in self.store.scan(TABLE)}
-        assert {name: (int(value), time) for name, (value, time) in found.items()} == self.stored
-
 
 @settings(deadline=None)
 @given(st.lists(STEPS, max_size=60), st.sampled_from([0, 1_000, 1 << 20]))
 def test_rows_in_panes_are_those_of_a_dict(steps: list[tuple[str, int, bytes, int]], cache_bytes: int) -> None:
-    scene = Scene(MemoryStore(), cache_bytes)
+    scene = Panes(cache_bytes)
     for what, start, key, value in steps:
         if start in scene.closed:
             continue
@@ -131,7 +97,6 @@ def test_rows_in_panes_are_those_of_a_dict(steps: list[tuple[str, int, bytes, in
             scene.buffer.encode()
         elif what == "store":
             scene.store_them()
-            scene.look_into_store()
         elif what == "crash":
             scene.begin()
         scene.look()

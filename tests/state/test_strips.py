@@ -2,147 +2,114 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left
 
+from groups_support import CODECS, TABLE, Scene
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentic.codecs.raw import Raw
 from agentic.core.windows import Row as Window
+from agentic.core.windows import Step
 from agentic.state.buffer import Row
-from agentic.state.envelope import unwrap, wrap_all
-from agentic.state.memory import MemoryStore
+from agentic.state.keys import key_format
 from agentic.state.strips import Strip, StripedBuffer
+from agentic.state.window_keys import WindowKeys
 
-TABLE = "windows"
+NAMES = WindowKeys(key_format(bytes, Raw()), lambda start: None)
 KEYS = st.sampled_from([b"", b"\0", b"a", b"ab"])
 BOUNDS = st.sampled_from([(0, 0), (0, 10), (3, 13), (256, 300), (1 << 40, (1 << 40) + 7)])
 STEPS = st.one_of(
-    st.tuples(st.sampled_from(["write", "fail"]), KEYS, BOUNDS, st.integers(0, 9)),
-    st.tuples(st.sampled_from(["remove", "forget"]), KEYS, BOUNDS, st.none()),
-    st.tuples(st.sampled_from(["take", "encode", "store", "crash"]), st.none(), st.none(), st.none()),
+    st.tuples(st.sampled_from(["write", "work"]), KEYS, BOUNDS, st.integers(0, 9)),
+    st.tuples(st.sampled_from(["remove", "work", "forget"]), KEYS, BOUNDS, st.none()),
+    st.tuples(st.sampled_from(["complete", "fail", "take", "encode", "store", "crash"]), *[st.none()] * 3),
 )
 
 
-def name_of(key: bytes, start: int, end: int) -> bytes:
-    return key + end.to_bytes(8, "big") + start.to_bytes(8, "big")
+class Strips(Scene):
+    """Windows with their ends in their names, so that some have one start and two ends."""
 
+    buffer: StripedBuffer[int]
 
-def parts_of(name: bytes) -> tuple[bytes, int, int]:
-    return name[:-16], int.from_bytes(name[-8:], "big"), int.from_bytes(name[-16:-8], "big")
+    def make(self) -> None:
+        self.buffer = StripedBuffer(TABLE, self.store, keys=NAMES, **CODECS)
 
+    def restore(self, name: bytes, row: Row) -> None:
+        self.buffer.restore(name, row)
 
-class Scene:
-    """A buffer as an operator and a view use it, and what it should have."""
-
-    def __init__(self, cache_bytes: int) -> None:
-        self.store = MemoryStore()
-        self.cache_bytes = cache_bytes
-        #: What a checkpoint has taken; what the store has.
-        self.taken: dict[bytes, Row] = {}
-        self.stored: dict[bytes, Row] = {}
-        self.clock = 0
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin with what the store has, as after a crash."""
-        self.buffer = StripedBuffer(
-            TABLE,
-            self.store,
-            load=int,
-            dump=lambda entry: b"%d" % entry,
-            dump_value=lambda entry: b"%d" % entry,
-            name_of=name_of,
-            parts_of=parts_of,
-        )
-        self.buffer.cache_bytes = self.cache_bytes
-        self.rows, self.under_way = dict(self.stored), False
-        for name, entry, timestamp in list(self.buffer.scan({})):
-            self.buffer.restore(name, (entry, timestamp))
-
-    def find(self, key: bytes, bounds: tuple[int, int]) -> tuple[Strip | None, Window | None]:
-        strip = self.buffer.strips.get(key)
-        return strip, None if strip is None else strip.find(*bounds)
-
-    def write(self, key: bytes, bounds: tuple[int, int], value: int, *, fail: bool = False) -> None:
-        """Do what an event does; complete it, or look and undo it."""
+    def work(self, key: bytes, bounds: tuple[int, int], value: int | None) -> None:
+        """Do what an event does to a window, which is at work until it is complete or fails; None removes it."""
         self.clock += 1
-        strip, before = self.buffer.strip(key), self.find(key, bounds)[1]
-        row = Window(*bounds, value, self.clock)
-        at = strip.place(*bounds)
-        if before is None:
-            strip.rows.insert(at, row)
-        else:
-            strip.rows[at] = row
-        if fail:
-            self.look_through_scan()
-            del strip.rows[at]
-            if before is not None:
-                insort(strip.rows, before, key=lambda each: each[:2])
+        strip = self.buffer.strip(key)
+        at = bisect_left(strip.rows, bounds)
+        before = strip.rows[at] if at < len(strip.rows) and strip.rows[at][:2] == bounds else None
+        now = Window(*bounds, value, self.clock)
+        strip.rows[at : at + (before is not None)] = [] if value is None else [now]
+        steps: list[Step] = [] if value is None and before is None else [(now, before)]
+        self.buffer.at_work.append((strip, steps))
+
+    def complete(self) -> None:
+        for strip, steps in self.buffer.at_work:
+            self.buffer.complete(strip, steps)
+            for row, _ in steps:
+                name = NAMES.name(strip.key, row.start, row.end)
+                if row.value is None:
+                    self.rows.pop(name, None)
+                else:
+                    self.rows[name] = (row.value, row.timestamp)
+        self.buffer.at_work.clear()
+
+    def fail(self) -> None:
+        for strip, steps in reversed(self.buffer.at_work):
+            strip.undo(steps, strip.rows)
             self.buffer.tidy(strip)
-            return
-        self.buffer.held += before is None
-        self.buffer.complete(strip, row)
-        self.rows[name_of(key, *bounds)] = (value, self.clock)
+        self.buffer.at_work.clear()
 
-    def remove(self, key: bytes, bounds: tuple[int, int]) -> None:
-        """Do what an event does that merges a session into another."""
-        strip, before = self.find(key, bounds)
-        if strip is not None and before is not None:
-            del strip.rows[strip.place(*bounds)]
-            self.buffer.held -= 1
-            self.buffer.gone(strip, *bounds, self.clock)
-            self.buffer.tidy(strip)
-            del self.rows[name_of(key, *bounds)]
-
-    def forget(self, key: bytes, bounds: tuple[int, int]) -> None:
-        if self.find(key, bounds)[1] is not None:
-            self.buffer.forget_window(key, *bounds, self.clock)
-            del self.rows[name_of(key, *bounds)]
-
-    def take(self) -> None:
-        self.buffer.take()
-        self.taken, self.under_way = dict(self.rows), True
-
-    def store_them(self) -> None:
-        """Write what was taken, as a checkpoint does once it is committed."""
-        if self.under_way:
-            self.store.write({TABLE: wrap_all(self.buffer.encode())}, {})
-            self.buffer.stored()
-            self.stored, self.under_way = self.taken, False
-            found = {name: unwrap(blob) for name, blob in self.store.scan(TABLE)}
-            assert {name: (int(value), time) for name, (value, time) in found.items()} == self.stored
+    def forget(self, key: bytes, end: int) -> None:
+        """Forget the windows that end by a time, all of which have been given out."""
+        strip = self.buffer.strips.get(key)
+        if strip is not None and all(other is not strip for other, _ in self.buffer.at_work):
+            strip.out = len(strip.rows)
+            gone = [row for row in strip.rows if row.end <= end]
+            assert self.buffer.leave(strip, end) == len(gone)
+            for row in gone:
+                del self.rows[NAMES.name(key, row.start, row.end)]
 
     def look(self) -> None:
+        self.look_through_scan()
+        if self.buffer.at_work:
+            return
         there = {
-            name_of(key, row.start, row.end): self.buffer.loaded(key, row)[2:]
+            NAMES.name(key, row.start, row.end): (self.buffer.entry(key, row), row.timestamp)
             for key, strip in self.buffer.strips.items()
             for row in strip.rows
         }
         assert there == self.rows
         assert self.buffer.held == len(self.rows)
-        assert all(strip.rows == sorted(strip.rows) for strip in self.buffer.strips.values() if not self.buffer.trimmed)
-        self.look_through_scan()
-
-    def look_through_scan(self) -> None:
-        found = {name: (entry, time) for name, entry, time in self.buffer.scan({}) if entry is not None}
-        assert found == self.rows
-        assert all(self.buffer.peek(name) == row for name, row in self.rows.items())
+        for strip in self.buffer.strips.values():
+            assert [row[:2] for row in strip.rows] == sorted(row[:2] for row in strip.rows)
+            assert strip.rows or strip.saved or strip.flushing
 
 
 @settings(deadline=None)
 @given(st.lists(STEPS, max_size=60), st.sampled_from([0, 1_000, 1 << 20]))
 def test_windows_in_strips_are_those_of_a_dict(
-    steps: list[tuple[str, bytes, tuple[int, int], int]], cache: int
+    steps: list[tuple[str, bytes, tuple[int, int], int | None]], cache: int
 ) -> None:
-    scene = Scene(cache)
+    scene = Strips(cache)
     for what, key, bounds, value in steps:
         match what:
-            case "write" | "fail":
-                scene.write(key, bounds, value, fail=what == "fail")
-            case "remove":
-                scene.remove(key, bounds)
+            case "write" | "remove":
+                scene.work(key, bounds, value)
+                scene.complete()
+            case "work":
+                scene.work(key, bounds, value)
+            case "complete":
+                scene.complete()
+            case "fail":
+                scene.fail()
             case "forget":
-                scene.forget(key, bounds)
+                scene.forget(key, bounds[1])
             case "take":
                 scene.take()
             case "encode":
@@ -154,22 +121,51 @@ def test_windows_in_strips_are_those_of_a_dict(
         scene.look()
 
 
+def written(bounds: tuple[int, int] = (0, 10)) -> tuple[Strips, Strip]:
+    scene = Strips(1 << 20)
+    scene.work(b"a", bounds, 1)
+    scene.complete()
+    return scene, scene.buffer.strips[b"a"]
+
+
 def test_what_has_come_and_gone_between_two_checkpoints_leaves_no_trace() -> None:
-    scene = Scene(1 << 20)
-    scene.write(b"a", (0, 10), 1)
-    scene.remove(b"a", (0, 10))
+    scene, _ = written()
+    scene.forget(b"a", 10)
     assert not scene.buffer.strips
     assert scene.buffer.take() == 0
     assert scene.buffer.encode() == []
 
 
 def test_a_key_without_windows_is_let_go_of_once_the_store_knows() -> None:
-    scene = Scene(1 << 20)
-    scene.write(b"a", (0, 10), 1)
+    scene, _ = written()
     scene.take()
     scene.store_them()
-    scene.forget(b"a", (0, 10))
+    scene.forget(b"a", 10)
     assert list(scene.buffer.strips) == [b"a"]
     scene.take()
+    assert list(scene.buffer.strips) == [b"a"]
     scene.store_them()
     assert not scene.buffer.strips
+
+
+def test_a_checkpoint_writes_what_has_changed_and_nothing_beside_it() -> None:
+    scene, _ = written((0, 10))
+    for bounds in [(3, 13), (256, 300)]:
+        scene.work(b"a", bounds, 1)
+    scene.complete()
+    scene.take()
+    scene.store_them()
+    scene.work(b"a", (3, 13), 2)
+    scene.complete()
+    scene.take()
+    assert [name for name, _, _ in scene.buffer.encode()] == [NAMES.name(b"a", 3, 13)]
+
+
+def test_what_a_failed_checkpoint_has_sent_is_deleted_by_the_next() -> None:
+    # The changelog may have it, though no commit has.
+    scene, _ = written()
+    scene.take()
+    scene.buffer.encode()
+    scene.forget(b"a", 10)
+    scene.take()
+    assert [(name, value) for name, value, _ in scene.buffer.encode()] == [(NAMES.name(b"a", 0, 10), None)]
