@@ -7,8 +7,10 @@ What a look costs is what it gives out, however many are open. Source: spec, C.2
 from __future__ import annotations
 
 from collections.abc import Iterator
-from heapq import heappop, heappush
-from typing import Any
+from heapq import heapify, heappop, heappush
+from typing import Any, Generic, TypeVar
+
+P = TypeVar("P", bound=tuple[Any, ...])
 
 
 class Ends:
@@ -110,3 +112,49 @@ class Ends:
     def open_windows(self) -> int:
         """How many windows are open."""
         return sum(len(named) for end, named in self._named.items() if end > self._given)
+
+
+#: Slots of time in which places wait unsorted, as a shift of ms.
+_SLOT = 8
+
+
+class Places(Generic[P]):
+    """Places, tuples that begin with a time in ms, in their order.
+
+    Those far ahead wait unsorted by slots of time: a heap of all would cost each of them a way through all.
+    """
+
+    def __init__(self) -> None:
+        #: A heap of those before the horizon; of the slots behind it; and what is in these.
+        self._soon: list[P] = []
+        self._slots: list[int] = []
+        self._later: dict[int, list[P]] = {}
+        self._horizon = 0
+
+    def push(self, place: P) -> None:
+        """Put a place in."""
+        if place[0] < self._horizon:
+            heappush(self._soon, place)
+            return
+        slot = place[0] >> _SLOT
+        waiting = self._later.get(slot)
+        if waiting is None:
+            self._later[slot] = [place]
+            heappush(self._slots, slot)
+        else:
+            waiting.append(place)
+
+    def first(self) -> P | None:
+        """Return the least, without taking it out; None where there is none."""
+        if not self._soon:
+            if not self._slots:
+                return None
+            slot = heappop(self._slots)
+            self._soon = self._later.pop(slot)
+            heapify(self._soon)
+            self._horizon = (slot + 1) << _SLOT
+        return self._soon[0]
+
+    def pop(self) -> None:
+        """Take out what `first` has returned, with nothing put in since."""
+        heappop(self._soon)

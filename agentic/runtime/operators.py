@@ -31,7 +31,7 @@ from agentic.state.buffer import Row
 from agentic.state.envelope import unwrap
 from agentic.state.grouped import GroupedBuffer
 from agentic.state.panes import STORED, Pane, PanedBuffer
-from agentic.state.strip_ends import EndsOfStrips
+from agentic.state.strip_ends import Due, EndsOfStrips
 from agentic.state.strips import StripedBuffer
 from agentic.state.window_keys import FIRST, TIMES, WindowKeys
 from agentic.stream import Event
@@ -47,10 +47,6 @@ BURST = 500
 PIECE = 20_000
 #: Rows that are removed at once when they are not needed any more.
 SWEEP = 1_000
-
-
-#: A window that comes out: the bytes of its key, its start, its end, its entry, its timestamp.
-RowDue = tuple[bytes, int, int, Any, int]
 
 
 class Reader(NamedTuple):
@@ -127,7 +123,7 @@ class Operator:
         #: How much longer than needed windows are kept, to be read or reopened.
         self.extra = table.retention - table.least_retention
         self._given = -1
-        self._due: Iterator[RowDue | None] | None = None
+        self._due: Iterator[Due | None] | None = None
         #: Is a burst under way, with more to follow?
         self._bursting = False
         #: The names of rows that are to be removed, some at a time.
@@ -349,7 +345,7 @@ class Operator:
         if end + self.closes_after < self.next:
             self.next = end + self.closes_after
 
-    def _rows_due(self, given: int) -> Iterator[RowDue | None]:
+    def _rows_due(self, given: int) -> Iterator[Due | None]:
         """Iterate over the windows that are due, in order; None after each piece of work that takes its time."""
         assert isinstance(self.ends, Ends), "others give out by themselves"
         for end, names in self.ends.due(given):
@@ -389,7 +385,7 @@ class Operator:
         """Give out a burst; the rest when the agents are done with it."""
         assert self._due is not None, "there is something due"
         began = perf_counter()
-        rows: list[RowDue] = []
+        rows: list[Due] = []
         over = True
         for row in islice(self._due, BURST):
             if row is None:
@@ -409,12 +405,11 @@ class Operator:
     def _emit_strips(self, ends: EndsOfStrips) -> bool:
         """Give out a burst of windows in strips; return whether there are more, later."""
         assert self._strips is not None, "both, or none"
-        entry = self._strips.entry
         while True:
             began = perf_counter()
             due = ends.due(self._given, BURST)
             if due and self.finals:
-                self._hand_rows([(key, row[0], row[1], entry(key, row), row[3]) for key, row in due], began)
+                self._hand_rows(self._strips.loaded(due) if self._strips.trimmed else due, began)
             if len(due) < BURST:
                 return False
             if self.finals:
@@ -434,20 +429,21 @@ class Operator:
         self.next = LAST
         self._gate.later(emit)
 
-    def _hand_rows(self, rows: Sequence[RowDue], began: float) -> None:
+    def _hand_rows(self, rows: Sequence[Due], began: float) -> None:
         """Give windows to those who read them."""
         decode, value_of = self._decode, self._layout.value_of if self.table.shown is None else self.value_of
         identity, to_wire = self.keys.inner.identity, self.keys.inner.to_wire
-        windows: list[tuple[Any, bytes, Window[Any, Any]]] = []
+        (crew, origin, _), *others = self.finals
+        events: list[Event] = []
         for raw, start, end, entry, timestamp in rows:
             key = decode(raw)
             window = Window(key, start, end, entry if value_of is None else value_of(entry), timestamp)
-            windows.append((key, raw if identity else to_wire(raw), window))
+            wire = raw if identity else to_wire(raw)
+            events.append(Event(key, window, timestamp, -1, origin, wire, None))
         self._gate.born(len(rows) * len(self.finals))
-        for crew, origin, _ in self.finals:
-            crew.put_children(
-                [Event(key, window, window.timestamp, -1, origin, wire, None) for key, wire, window in windows]
-            )
+        crew.put_children(events)
+        for other, its_origin, _ in others:
+            other.put_children([Event(e.key, e.value, e.timestamp, -1, its_origin, e.raw_key, None) for e in events])
         self.numbers.emitted(len(rows), perf_counter() - began)
 
     def note_times(self) -> None:

@@ -35,7 +35,6 @@ class PanedView(WindowedView):
         "_from",
         "_into",
         "_panes",
-        "_same_bytes",
         "_to",
         "_writes",
     )
@@ -62,32 +61,11 @@ class PanedView(WindowedView):
         #: The panes that the last value went into, the first one's end, and the stretch of time that has the same ones.
         self._into: tuple[Pane, ...] = ()
         self._first_end = self._from = self._to = -1
-        #: Topics whose keys have the very bytes that keys of the table have.
-        self._same_bytes = frozenset(
-            source.topic
-            for source in slot.agent.sources
-            if self._keys.identity and source.topic.key_declared and source.topic.key is table.key
-        )
 
     # -- writing ------------------------------------------------------------------------------
 
-    def add(self, key: Any, value: Any, timestamp: int | None) -> None:
-        event = self._slot.working_on
-        if key is None:
-            self._refuse("null_key")
-            return
-        if event is not None and key is event.key and event.origin.topic in self._same_bytes:
-            raw = event.raw_key
-            assert raw is not None, "only a null key has no bytes"
-            if len(raw) > MAX_KEY:
-                self._admit(key, event)
-        else:
-            raw = self._admit(key, event)
-        assert event is not None, "else the key was refused"
-        if value is None and not self._fixed.takes_null:
-            self._refuse("null_value")
-            return
-        self._put(((key, raw, value, event.timestamp if timestamp is None else timestamp),))
+    def _put_in(self, key: Any, raw: bytes, value: Any, timestamp: int) -> None:
+        self._put(((key, raw, value, timestamp),))
 
     def add_many(self, events: Iterable[Event]) -> None:
         if self._slot.working_on is None:

@@ -23,7 +23,7 @@ from agentic.windows import Window, WindowedTable
 class StripedView(WindowedView):
     """See `agentic.windows.WindowView`."""
 
-    __slots__ = ("_aggregate", "_ends", "_into", "_plain", "_strips", "_work")
+    __slots__ = ("_aggregate", "_behind", "_ends", "_into", "_plain", "_strips", "_work")
 
     buffer: StripedBuffer[Any]
 
@@ -42,6 +42,8 @@ class StripedView(WindowedView):
         assert isinstance(table.windowing, SessionWindows | SlidingWindows), "others have no strips"
         self._ends = operator.ends
         self._into = table.windowing.into
+        #: By how much the close time is behind the table's.
+        self._behind = -table.windowing.close(0)
         self._aggregate = table.aggregate
         self._strips = buffer.strips
         #: Are entries the values, whatever the aggregate makes of them?
@@ -52,10 +54,15 @@ class StripedView(WindowedView):
     # -- writing ------------------------------------------------------------------------------
 
     def _put_in(self, key: Any, raw: bytes, value: Any, timestamp: int) -> None:
-        if not self._comes(timestamp):
-            return
         operator = self._operator
-        close = self._windowing.close(self._time)
+        if not self._pending:
+            self._touch()
+        if operator.latest is not None and timestamp > operator.latest():
+            self._drops.append("ahead")
+            return
+        if timestamp > self._time:
+            self._time = timestamp
+        close = self._time - self._behind
         strip = self._strips.get(raw)
         if strip is None:
             strip = self.buffer.strip(raw)
@@ -73,6 +80,10 @@ class StripedView(WindowedView):
                 total = None if now[2] is None else value_of(raw, now)
                 old = None if before is None else value_of(raw, before)
                 self._updates.append((key, raw, Update(now[0], now[1], total, old, now[3])))
+
+    def _touch(self) -> None:
+        super()._touch()
+        self._time = self._operator.time
 
     def _value_of_row(self, raw: bytes, row: Row) -> Any:
         entry = self.buffer.entry(raw, row)

@@ -15,7 +15,7 @@ from agentic.core.emission import Ends
 from agentic.core.sessions import SessionWindows
 from agentic.core.windows import Refused, Row, Update
 from agentic.runtime.operators import Operator, insert
-from agentic.runtime.tables import CLOSED, Layout, TableView
+from agentic.runtime.tables import CLOSED, MAX_KEY, Layout, TableView
 from agentic.state.buffer import ABSENT
 from agentic.state.grouped import GroupedBuffer
 from agentic.state.window_keys import FIRST
@@ -41,6 +41,7 @@ class WindowedView(TableView):
         "_late",
         "_operator",
         "_pending",
+        "_same_bytes",
         "_seen",
         "_time",
         "_updates",
@@ -65,6 +66,12 @@ class WindowedView(TableView):
         self._operator = operator
         self._windowing = operator.windowing
         self._keys = operator.keys.inner
+        #: Topics whose keys have the very bytes that keys of the table have.
+        self._same_bytes = frozenset(
+            source.topic
+            for source in slot.agent.sources
+            if self._keys.identity and source.topic.key_declared and source.topic.key is table.key
+        )
         self._reset()
         self.overlay = {}
 
@@ -90,7 +97,13 @@ class WindowedView(TableView):
         if key is None:
             self._refuse("null_key")
             return
-        raw = self._raw if key is self._key and event is self._event else self._admit(key, event)
+        if event is not None and key is event.key and event.origin.topic in self._same_bytes:
+            raw = event.raw_key
+            assert raw is not None, "only a null key has no bytes"
+            if len(raw) > MAX_KEY:
+                self._admit(key, event)
+        else:
+            raw = self._raw if key is self._key and event is self._event else self._admit(key, event)
         assert event is not None, "else the key was refused"
         if value is None and not self._windowing.takes_null:
             self._refuse("null_value")

@@ -8,11 +8,13 @@ and only a window that comes before the place is told of at once. Source: spec, 
 from __future__ import annotations
 
 from collections import deque
-from heapq import heappop, heappush, heapreplace
 from typing import Any
 
-from agentic.core.windows import Row as Window
+from agentic.core.emission import Places
 from agentic.state.strips import NOWHERE, Place, Strip, StripedBuffer
+
+#: A window that comes out: the bytes of its key, its start, its end, its entry, its timestamp.
+Due = tuple[bytes, int, int, Any, int]
 
 
 class EndsOfStrips:
@@ -21,8 +23,7 @@ class EndsOfStrips:
     def __init__(self, buffer: StripedBuffer[Any]) -> None:
         self._buffer = buffer
         self._strips = buffer.strips
-        #: The least first.
-        self._open: list[Place] = []
+        self._open: Places[Place] = Places()
         #: Strips with windows that are out, by the time up to which all that were out then had ended.
         self._kept: deque[tuple[int, Strip]] = deque()
         self._given = -1
@@ -47,21 +48,21 @@ class EndsOfStrips:
             place = (row[1], row[0], strip.key)
             if place < strip.armed:
                 strip.armed = place
-                heappush(self._open, place)
+                self._open.push(place)
 
     def next_due(self) -> int | None:
         """Return the least end that is open."""
-        opened = self._open
-        while opened:
-            place = opened[0]
+        while (place := self._open.first()) is not None:
             strip = self._strips.get(place[2])
-            if strip is None or strip.armed is not place:
-                heappop(opened)
-                continue
-            rows, out = strip.rows, strip.out
-            if out < len(rows) and rows[out][1] == place[0]:
-                return place[0]
-            self._move(strip)
+            if strip is not None and strip.armed is place:
+                rows, out = strip.rows, strip.out
+                if out < len(rows) and rows[out][1] == place[0]:
+                    return place[0]
+                strip.armed = NOWHERE
+                self._open.pop()
+                self.arm(strip)
+            else:
+                self._open.pop()
         return None
 
     def next_kept(self) -> int | None:
@@ -72,40 +73,33 @@ class EndsOfStrips:
         """Return the least end that is open, and a time at which there are windows to be forgotten."""
         return self.next_due(), self.next_kept()
 
-    def due(self, upto: int, limit: int) -> list[tuple[bytes, Window]]:
-        """Give out open windows with ends up to one, with their keys, by end, start and key; at most `limit`."""
+    def due(self, upto: int, limit: int) -> list[Due]:
+        """Give out open windows with ends up to one, by end, start and key; at most `limit`."""
         opened, strips = self._open, self._strips
-        found: list[tuple[bytes, Window]] = []
+        found: list[Due] = []
         self._given = upto
-        while opened and opened[0][0] <= upto and len(found) < limit:
-            place = opened[0]
-            end, start, key = place
-            strip = strips.get(key)
+        while (place := opened.first()) is not None and place[0] <= upto and len(found) < limit:
+            opened.pop()
+            strip = strips.get(place[2])
             if strip is None or strip.armed is not place:
-                heappop(opened)
                 continue
             rows, out = strip.rows, strip.out
             if out < len(rows):
                 row = rows[out]
-                if row[0] == start and row[1] == end:
-                    found.append((key, row))
-                    strip.out = out + 1
+                if row[0] == place[1] and row[1] == place[0]:
+                    found.append((place[2], *row))
+                    out += 1
+                    strip.out = out
                     if not strip.leaving:
                         self._let_go_later(strip)
-            self._move(strip)
+            if out < len(rows):
+                row = rows[out]
+                strip.armed = (row[1], row[0], place[2])
+                opened.push(strip.armed)
+            else:
+                strip.armed = NOWHERE
         self._out += len(found)
         return found
-
-    def _move(self, strip: Strip) -> None:
-        """Put a strip that is the first in its right place."""
-        rows, out = strip.rows, strip.out
-        if out < len(rows):
-            row = rows[out]
-            strip.armed = (row[1], row[0], strip.key)
-            heapreplace(self._open, strip.armed)
-        else:
-            strip.armed = NOWHERE
-            heappop(self._open)
 
     def _let_go_later(self, strip: Strip) -> None:
         strip.leaving = True

@@ -10,7 +10,7 @@ those that the checkpoint before has taken.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
@@ -177,6 +177,13 @@ class StripedBuffer(GroupedBuffer[E]):
         blob = self.store.get(self.name, self._keys.name(key, row[0], row[1]))
         assert blob is not None, "a checkpoint has written it"
         return self._load(unwrap(blob)[0])
+
+    def loaded(self, rows: Iterable[tuple[bytes, int, int, Any, int]]) -> list[tuple[bytes, int, int, Any, int]]:
+        """Return windows, each behind its key, with their entries."""
+        return [
+            (key, *row) if row[2] is not None else (key, row[0], row[1], self.entry(key, new(Window, row)), row[3])
+            for key, *row in rows
+        ]
 
     def _pending(self, key: bytes) -> Row | None:
         strip = self.strips.get(self._keys.key(key)) if key else None  # no window has an empty name

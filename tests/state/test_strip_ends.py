@@ -83,8 +83,8 @@ class Sessions:
         wanted = sorted(each for each in self.open if each[0] <= self.given)
         found: list[tuple[int, int, bytes]] = []
         while len(burst := self.ends.due(self.given, limit)) == limit:
-            found += [(row.end, row.start, key) for key, row in burst]
-        found += [(row.end, row.start, key) for key, row in burst]
+            found += [(end, start, key) for key, start, end, _, _ in burst]
+        found += [(end, start, key) for key, start, end, _, _ in burst]
         assert found == wanted
         self.open -= set(wanted)
         self.kept |= set(wanted)
@@ -132,6 +132,6 @@ def test_after_a_restart_what_was_given_out_is_kept_and_the_rest_is_due(
         scene.buffer.restore(key + end.to_bytes(8, "big") * 2, (1, end))
     scene.ends.begin_at(given)
     assert scene.ends.open_windows() == sum(end > given for end, _ in windows)
-    assert scene.ends.due(100, 100) == [(key, Row(end, end, 1, end)) for end, key in sorted(windows) if end > given]
+    assert scene.ends.due(100, 100) == [(key, end, end, 1, end) for end, key in sorted(windows) if end > given]
     scene.ends.sweep(100, 100)
     assert not any(strip.rows for strip in scene.buffer.strips.values())
