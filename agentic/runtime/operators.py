@@ -7,9 +7,9 @@ goes on emitting exactly where the last commit was. Source: spec, B and C, and d
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from heapq import merge
 from itertools import islice
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,9 +29,9 @@ from agentic.runtime.tables import CLOSED, Layout, Times
 from agentic.runtime.window_numbers import WindowNumbers
 from agentic.state.buffer import Row
 from agentic.state.envelope import unwrap
-from agentic.state.grouped import GroupedBuffer
-from agentic.state.panes import STORED, Pane, PanedBuffer
-from agentic.state.strip_ends import Due, EndsOfStrips
+from agentic.state.grouped import Due, GroupedBuffer
+from agentic.state.panes import Pane, PanedBuffer
+from agentic.state.strip_ends import EndsOfStrips
 from agentic.state.strips import StripedBuffer
 from agentic.state.window_keys import FIRST, TIMES, WindowKeys
 from agentic.stream import Event
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 BURST = 500
 #: Windows of one end that are put in order at once: some milliseconds' worth.
 PIECE = 20_000
+#: How many places of a piece decide where all pieces are cut: none of what is between two cuts is much larger then.
+CUTS = 50
 #: Rows that are removed at once when they are not needed any more.
 SWEEP = 1_000
 
@@ -123,7 +125,7 @@ class Operator:
         #: How much longer than needed windows are kept, to be read or reopened.
         self.extra = table.retention - table.least_retention
         self._given = -1
-        self._due: Iterator[Due | None] | None = None
+        self._due: Iterator[list[Due] | None] | None = None
         #: Is a burst under way, with more to follow?
         self._bursting = False
         #: The names of rows that are to be removed, some at a time.
@@ -345,58 +347,69 @@ class Operator:
         if end + self.closes_after < self.next:
             self.next = end + self.closes_after
 
-    def _rows_due(self, given: int) -> Iterator[Due | None]:
-        """Iterate over the windows that are due, in order; None after each piece of work that takes its time."""
+    def _rows_due(self, given: int) -> Iterator[list[Due] | None]:
+        """Iterate over the windows that are due, some at a time, in order; None after each work that takes its time."""
         assert isinstance(self.ends, Ends), "others give out by themselves"
         for end, names in self.ends.due(given):
             if self._panes is not None and self.fixed is not None:
-                start = self.fixed.start(end)
-                pane, stored = self._panes.panes[start], self._panes.stored_row
-                for raw in self._ordered(names):
-                    if raw is None:
-                        yield None
-                    else:
-                        row = pane.rows[raw]
-                        yield raw, start, end, *(stored(pane, raw) if row is STORED else row)
+                pane, due = self._panes.panes[self.fixed.start(end)], self._panes.due
+                for some in self._ordered(names):
+                    yield None if some is None else due(pane, some)
                 continue
             rows, peek, keys = self.buffer.rows, self.buffer.peek, self.keys
-            for name in self._ordered(names):
-                if name is None:
+            for some in self._ordered(names):
+                if some is None:
                     yield None
                     continue
-                entry, timestamp = rows.get(name) or peek(name)
-                if entry is not None and entry is not CLOSED:
+                found = [(name, *(rows.get(name) or peek(name))) for name in some]
+                yield [
+                    (keys.key(name), keys.start(name), end, entry, timestamp)
+                    for name, entry, timestamp in found
                     # Else it was erased, has become part of another, or has come out before.
-                    yield keys.key(name), keys.start(name), end, entry, timestamp
+                    if entry is not None and entry is not CLOSED
+                ]
 
-    def _ordered(self, names: list[bytes]) -> Iterator[bytes | None]:
-        """Iterate over windows of one end in order; None where others should get a turn."""
+    def _ordered(self, names: list[bytes]) -> Iterator[list[bytes] | None]:
+        """Iterate over windows of one end in order, some at a time; None where others should get a turn."""
         if len(names) <= PIECE:
             names.sort(key=self._order)
-            yield from names
+            yield from _cut(names)
             return
         pieces = []
         for begin in range(0, len(names), PIECE):
             pieces.append(sorted(names[begin : begin + PIECE], key=self._order))
             yield None
-        yield from merge(*pieces, key=self._order)
+        # All pieces are cut at the same places, so that what lies between two of them is in order by itself.
+        sample = sorted((name for piece in pieces for name in piece[:: PIECE // CUTS]), key=self._order)
+        begins = [0] * len(pieces)
+        for cut in [*sample[CUTS::CUTS], None]:
+            between: list[bytes] = []
+            for at, piece in enumerate(pieces):
+                end = len(piece) if cut is None else self._place(piece, cut)
+                between += piece[begins[at] : end]
+                begins[at] = end
+            between.sort(key=self._order)
+            yield None
+            yield from _cut(between)
+
+    def _place(self, names: list[bytes], name: bytes) -> int:
+        """Return where a name belongs among others that are in order."""
+        order = self._order
+        return bisect_left(names, name) if order is None else bisect_left(names, order(name), key=order)
 
     def _emit_some(self) -> None:
         """Give out a burst; the rest when the agents are done with it."""
         assert self._due is not None, "there is something due"
         began = perf_counter()
         rows: list[Due] = []
-        over = True
-        for row in islice(self._due, BURST):
-            if row is None:
-                over = False
-                break
-            rows.append(row)
-        if rows:
-            self._hand_rows(rows, began)
-        if len(rows) == BURST or not over:
-            self._more_later(self._emit_some)
-            return
+        for some in self._due:
+            if some is not None:
+                rows += some
+            if some is None or len(rows) >= BURST:
+                self._hand_rows(rows, began)
+                self._more_later(self._emit_some)
+                return
+        self._hand_rows(rows, began)
         self._due = None
         self._bursting = False
         self.next = -1
@@ -408,7 +421,7 @@ class Operator:
         while True:
             began = perf_counter()
             due = ends.due(self._given, BURST)
-            if due and self.finals:
+            if self.finals:
                 self._hand_rows(self._strips.loaded(due) if self._strips.trimmed else due, began)
             if len(due) < BURST:
                 return False
@@ -431,6 +444,8 @@ class Operator:
 
     def _hand_rows(self, rows: Sequence[Due], began: float) -> None:
         """Give windows to those who read them."""
+        if not rows:
+            return
         decode, value_of = self._decode, self._layout.value_of if self.table.shown is None else self.value_of
         identity, to_wire = self.keys.inner.identity, self.keys.inner.to_wire
         (crew, origin, _), *others = self.finals
@@ -523,6 +538,11 @@ class Operator:
         """Return by how much stream time the oldest open window is from being closed; None without one."""
         end = self.ends.next_due()
         return None if end is None else end - self.windowing.last_closed(self.close_at(self.time))
+
+
+def _cut(names: list[bytes]) -> Iterator[list[bytes]]:
+    """Iterate over names in bursts."""
+    return (names[begin : begin + BURST] for begin in range(0, len(names), BURST))
 
 
 def insert(bounds: list[tuple[int, int]], mine: tuple[int, int]) -> None:

@@ -65,6 +65,12 @@ def unwrap(blob: bytes) -> tuple[bytes, int]:
     return blob[EXPIRING_HEAD:], _time.unpack_from(blob, 2)[0]
 
 
+def unwrap_all(blobs: Iterable[bytes]) -> list[tuple[bytes, int]]:
+    """Return the values of blobs and their timestamps, as `unwrap` does."""
+    time_of = _time.unpack_from
+    return [(blob[HEAD:], time_of(blob, 2)[0]) if blob[:2] == PLAIN else unwrap(blob) for blob in blobs]
+
+
 def expiry(blob: bytes) -> int | None:
     """Return when a blob's row expires, in milliseconds; None for never.
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from agentic.state.base import Store
 from agentic.state.buffer import TableBuffer
 
 E = TypeVar("E")
+
+#: A window that comes out: the bytes of its key, its start, its end, its entry, its timestamp.
+Due = tuple[bytes, int, int, Any, int]
 
 
 class GroupedBuffer(TableBuffer[E], ABC):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from agentic.state.base import Rows
 
@@ -18,6 +18,9 @@ class MemoryStore:
     def get(self, table: str, key: bytes) -> bytes | None:
         rows = self._tables.get(table)
         return None if rows is None else rows.values.get(key)
+
+    def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        return [self.get(table, key) for key in keys]
 
     def scan(
         self, table: str, start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False

@@ -6,12 +6,12 @@ value into a window is a look into its pane, by the bytes of the key alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from agentic.state.buffer import ABSENT, Encoded, Row
-from agentic.state.envelope import unwrap
-from agentic.state.grouped import GroupedBuffer
+from agentic.state.envelope import unwrap, unwrap_all
+from agentic.state.grouped import Due, GroupedBuffer
 from agentic.state.window_keys import TIMES
 
 E = TypeVar("E")
@@ -155,6 +155,19 @@ class PanedBuffer(GroupedBuffer[E]):
         assert blob is not None, "a checkpoint has written it"
         value, timestamp = unwrap(blob)
         return self._load(value), timestamp
+
+    def due(self, pane: Pane, keys: Sequence[bytes]) -> list[Due]:
+        """Return windows of a pane as they come out, whether they are in memory or not."""
+        rows, suffix, start, end = pane.rows, pane.suffix, pane.start, pane.end
+        found = [rows[key] for key in keys]
+        if STORED in found:
+            names = [key + suffix for key, row in zip(keys, found) if row is STORED]
+            blobs = [blob for blob in self.store.get_many(self.name, names) if blob is not None]
+            assert len(blobs) == len(names), "a checkpoint has written them"
+            load = self._load
+            loaded = iter([(load(value), timestamp) for value, timestamp in unwrap_all(blobs)])
+            found = [next(loaded) if row is STORED else row for row in found]
+        return [(key, start, end, *row) for key, row in zip(keys, found)]
 
     def _pending(self, key: bytes) -> Row | None:
         pane = self.panes.get(int.from_bytes(key[-8:], "big")) if len(key) >= 8 else None

@@ -11,10 +11,8 @@ from collections import deque
 from typing import Any
 
 from agentic.core.emission import Places
+from agentic.state.grouped import Due
 from agentic.state.strips import NOWHERE, Place, Strip, StripedBuffer
-
-#: A window that comes out: the bytes of its key, its start, its end, its entry, its timestamp.
-Due = tuple[bytes, int, int, Any, int]
 
 
 class EndsOfStrips:

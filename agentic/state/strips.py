@@ -18,7 +18,7 @@ from agentic.core.windows import Row as Window
 from agentic.core.windows import Step, new
 from agentic.state.buffer import Encoded, Row
 from agentic.state.envelope import unwrap
-from agentic.state.grouped import GroupedBuffer
+from agentic.state.grouped import Due, GroupedBuffer
 from agentic.state.window_keys import WindowKeys
 
 E = TypeVar("E")
@@ -178,8 +178,8 @@ class StripedBuffer(GroupedBuffer[E]):
         assert blob is not None, "a checkpoint has written it"
         return self._load(unwrap(blob)[0])
 
-    def loaded(self, rows: Iterable[tuple[bytes, int, int, Any, int]]) -> list[tuple[bytes, int, int, Any, int]]:
-        """Return windows, each behind its key, with their entries."""
+    def loaded(self, rows: Iterable[Due]) -> list[Due]:
+        """Return windows that come out with their entries."""
         return [
             (key, *row) if row[2] is not None else (key, row[0], row[1], self.entry(key, new(Window, row)), row[3])
             for key, *row in rows

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import pathlib
 import random
@@ -32,6 +33,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from agentic import App, Stream  # noqa: E402
+from agentic.runtime.runner import GC_THRESHOLD  # noqa: E402
 from agentic.runtime.worker import Worker  # noqa: E402
 
 HOUR = 3_600_000
@@ -72,6 +74,10 @@ class Bench:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         await self._worker.start()
+        # As a process of its own does that is nothing but a worker.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(GC_THRESHOLD)
         yield
         await self._worker.stop()
         if self._worker.failure is not None:

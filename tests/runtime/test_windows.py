@@ -433,10 +433,11 @@ def test_windows_are_put_in_order_piece_by_piece_and_come_out_all_the_same(
     delivery: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operators, "PIECE", 50)
+    monkeypatch.setattr(operators, "CUTS", 7)
     monkeypatch.setattr(operators, "BURST", 20)
     here = scene(
         tumbling(),
-        lambda views, event: [views.add(f"{n:04}", 1) for n in range(event.value)],
+        lambda views, event: [views.add(f"{n * 7 % event.value:04}", 1) for n in range(event.value)],
         check_keys=False,
         updates=False,
         delivery=delivery,

@@ -28,6 +28,18 @@ def test_a_row_is_there_after_it_was_written_and_until_it_is_deleted(store: Stor
     assert store.get("t", b"a") is None
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(there=st.lists(keys, max_size=8), asked=st.lists(keys, max_size=8), data=st.data())
+def test_many_rows_are_got_as_one_by_one(
+    store: Store, there: list[bytes], asked: list[bytes], data: st.DataObject
+) -> None:
+    store.clear("t")
+    fill(store, *{key for key in there if key})
+    asked = data.draw(st.permutations([key for key in there + asked if key]))
+    assert store.get_many("t", asked) == [store.get("t", key) for key in asked]
+    assert store.get_many("x", asked) == [None] * len(asked)
+
+
 def test_deleting_a_row_that_is_not_there_changes_nothing(store: Store) -> None:
     fill(store, b"a")
     store.write({"t": [(b"b", None)]}, {"m": None})

@@ -19,7 +19,7 @@ import os
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from operator import itemgetter
@@ -272,6 +272,25 @@ class LmdbStore:
             if self._readonly:
                 self._retire()
             return value
+
+    def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        if not keys or table not in self._dbs or max(map(len, keys)) > SHORT or min(keys) <= ZEROS:
+            return [self.get(table, key) for key in keys]
+        with self._lock:
+            try:
+                found = (self._txn or self._begin()).cursor(self._dbs[table]).getmulti(keys)
+            except lmdb.Error:
+                with self._errors("be read"):
+                    raise
+            self._reads_left -= len(found) + (sum(map(len, map(_value, found))) >> BYTES_PER_READ)
+            if self._reads_left < 0:
+                self._relieve()
+            if self._readonly:
+                self._retire()
+        if len(found) == len(keys):
+            return list(map(_value, found))
+        values = dict(found)
+        return [values.get(key) for key in keys]
 
     def scan(
         self, table: str, start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False
