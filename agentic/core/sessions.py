@@ -23,6 +23,7 @@ from agentic.core.windows import (
     Rows,
     Step,
     Stored,
+    end_of,
     new,
     write,
 )
@@ -30,7 +31,10 @@ from agentic.core.windows import (
 
 @dataclass(frozen=True)
 class SessionWindows:
-    """Sessions of events at most `gap` ms apart. Those of a key never overlap."""
+    """Sessions of events at most `gap` ms apart.
+
+    Those of a key that are not closed never overlap. One that grows may come to lie over others that are.
+    """
 
     gap: int
     grace: int = 0
@@ -88,12 +92,15 @@ class SessionWindows:
         earliest, latest = timestamp - self.gap, timestamp + self.gap
         if earliest < close:
             earliest = close
-        last = len(rows)
-        if last and rows[-1][0] > latest:
-            last = bisect_left(rows, (latest + 1,))
-        first = last
-        while first and rows[first - 1][1] >= earliest:
-            first -= 1
+        # Those that are not closed are apart from each other, so in the order of their starts, too.
+        first = last = len(rows)
+        if first and rows[-1][0] > latest:
+            first = last = bisect_left(rows, earliest, key=end_of)
+            while last < len(rows) and rows[last][0] <= latest:
+                last += 1
+        else:
+            while first and rows[first - 1][1] >= earliest:
+                first -= 1
         if first == last and timestamp < close:
             return (Refused(timestamp, timestamp),), True
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final, NamedTuple, Protocol
 
 
@@ -28,6 +29,10 @@ class Row(NamedTuple):
     end: int
     value: Any
     timestamp: int
+
+
+#: Makes the end of a row, by which rows of a key are in order.
+end_of: Final[Callable[[Row], int]] = itemgetter(1)
 
 
 class Rows(Protocol):
@@ -184,7 +189,7 @@ class NeighbouringWindowing(Windowing, Protocol):
         """Put an event into the windows of its key, as `add` does.
 
         Args:
-            rows: the key's windows, in the order of their starts; changed in place.
+            rows: the key's windows, in the order of their ends, no two of which are the same; changed in place.
             steps: what it does is added to it, one by one, so that it can be undone if the aggregate raises.
             stored: between the rows and their values, where the rows do not have these themselves.
         """

@@ -111,13 +111,8 @@ class StripedView(WindowedView):
         self._over()
 
     def forget(self) -> None:
-        for strip, steps in reversed(self._work):
-            strip.undo(steps, strip.rows)
-            if strip.rows:
-                self._ends.arm(strip)
-            else:
-                self.buffer.tidy(strip)
-        self._work.clear()
+        for strip in self.buffer.fail():
+            self._ends.arm(strip)
         super().forget()
 
     # -- reading ------------------------------------------------------------------------------
@@ -127,7 +122,8 @@ class StripedView(WindowedView):
         strip = self._strips.get(raw)
         if strip is None:
             return []
-        return [self._window(key, raw, row) for row in self._kept(strip) if start <= row.start <= end]
+        rows = sorted(row for row in self._kept(strip) if start <= row.start <= end)
+        return [self._window(key, raw, row) for row in rows]
 
     def _kept(self, strip: Strip) -> Iterable[Row]:
         """Return the windows of a strip, without those that are only not yet forgotten."""

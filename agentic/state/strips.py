@@ -1,7 +1,7 @@
 """Windows of one key beside each other in memory: sliding windows and sessions, which are found by their neighbours.
 
-A *strip* has the windows of one key in the order of their starts; sessions of a key never overlap,
-so that is the order of their ends, too.
+A *strip* has the windows of one key in the order of their ends, no two of which are the same. Sliding windows are in
+the order of their starts, too, and so are sessions that are not closed.
 
 Nothing is noted of a row that changes: what a checkpoint has to write of a strip is what tells its rows from
 those that the checkpoint before has taken.
@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 from agentic.core.windows import Row as Window
-from agentic.core.windows import Step, new
+from agentic.core.windows import Step, end_of, new
 from agentic.state.buffer import Encoded, Row
 from agentic.state.envelope import unwrap
 from agentic.state.grouped import Due, GroupedBuffer
@@ -27,7 +27,7 @@ E = TypeVar("E")
 Place = tuple[int, int, bytes]
 #: That of no window: after all others.
 NOWHERE: Final[Place] = (1 << 64, 0, b"")
-#: After the start of any window.
+#: After the end of any window.
 _LAST: Final = 1 << 64
 
 _key = attrgetter("key")
@@ -42,7 +42,7 @@ class Strip:
             must be loaded.
         out: how many of them, the first ones, are closed and have been given out.
         saved: the rows that the store, or the changelog, has.
-        low: the least start of a row that may be another than what is saved; None where all are the same.
+        low: the least end of a row that may be another than what is saved; None where all are the same.
         flushing: what the checkpoint that is under way writes.
         armed: its place in the index of what is open.
         leaving: is it in the index of what is to be forgotten?
@@ -63,7 +63,7 @@ class Strip:
     def undo(self, steps: list[Step], rows: list[Window]) -> None:
         """Take the steps of an event back, in the strip's rows or a copy of them."""
         for now, before in reversed(steps):
-            at = bisect_left(rows, now[:2])
+            at = bisect_left(rows, now[1], key=end_of)
             if now[2] is None:
                 if before is not None:
                     rows.insert(at, before)
@@ -115,8 +115,8 @@ class StripedBuffer(GroupedBuffer[E]):
             low = _LAST
         more = 0
         for now, before in steps:
-            if now[0] < low:
-                low = now[0]
+            if now[1] < low:
+                low = now[1]
             if before is None:
                 if now[2] is not None:
                     more += 1
@@ -127,6 +127,17 @@ class StripedBuffer(GroupedBuffer[E]):
         self._dirty_rows += more > 0
         if not strip.rows:
             self.tidy(strip)
+
+    def fail(self) -> list[Strip]:
+        """The event at work has failed: take back what it has done; return the strips that it had to do with."""
+        for strip, steps in reversed(self.at_work):
+            strip.undo(steps, strip.rows)
+        strips = [strip for strip, _ in self.at_work]
+        self.at_work.clear()
+        # Not before all is taken back: what is empty in between may not stay so.
+        for strip in strips:
+            self.tidy(strip)
+        return strips
 
     def leave(self, strip: Strip, upto: int) -> int:
         """Remove windows that end by a time and have been given out; return how many they were."""
@@ -234,10 +245,10 @@ class StripedBuffer(GroupedBuffer[E]):
             return rows.copy()
         time = max(self.time, 0)
         # Those before the first row are gone, mostly since they have been forgotten.
-        first = bisect_left(saved, rows[0][:1]) if rows else len(saved)
+        first = bisect_left(saved, rows[0][1], key=end_of) if rows else len(saved)
         changed = [new(Window, (start, end, None, time)) for start, end, _, _ in saved[:first]]
-        last = saved[bisect_left(saved, (low,), first) :]
-        mine = rows[bisect_left(rows, (low,)) :]
+        last = saved[bisect_left(saved, low, first, key=end_of) :]
+        mine = rows[bisect_left(rows, low, key=end_of) :]
         known = set(map(id, last))
         written = [row for row in mine if id(row) not in known]
         if len(last) + len(written) > len(mine):
@@ -298,7 +309,8 @@ class StripedBuffer(GroupedBuffer[E]):
         for row in rows:
             if row[2] is None:
                 continue
-            mine, saved = bisect_left(strip.rows, row[:2]), bisect_left(strip.saved, row[:2])
+            mine = bisect_left(strip.rows, row[1], key=end_of)
+            saved = bisect_left(strip.saved, row[1], key=end_of)
             if (
                 mine < len(strip.rows)
                 and saved < len(strip.saved)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentic.codecs.raw import Raw
-from agentic.core.windows import Row, Step
+from agentic.core.windows import Row, Step, end_of
 from agentic.state.keys import key_format
 from agentic.state.memory import MemoryStore
 from agentic.state.strip_ends import EndsOfStrips
@@ -46,7 +46,7 @@ class Sessions:
         if whole is not None:
             now = Row(*whole, 1, whole[1])
             strip.rows.append(now)
-            strip.rows.sort()
+            strip.rows.sort(key=end_of)
             steps.append((now, None))
         return steps
 
@@ -58,8 +58,8 @@ class Sessions:
     def add(self, start: int, end: int, key: bytes, *, fails: bool) -> None:
         found = {each for each in self.open if each[2] == key and each[0] >= start and each[1] <= end}
         start, end = min([start, *(s for _, s, _ in found)]), max([end, *(e for e, _, _ in found)])
-        if end <= self.given or any(each[2] == key and each[0] >= start for each in self.kept):
-            return  # it would be closed, or has to do with one that is
+        if end <= self.given:
+            return  # it would be closed
         steps = self.change(key, found, (start, end))
         if not fails:
             self.complete(key, steps)
