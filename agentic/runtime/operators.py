@@ -7,6 +7,7 @@ goes on emitting exactly where the last commit was. Source: spec, B and C, and d
 from __future__ import annotations
 
 import asyncio
+import logging
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,8 @@ from agentic.windows import LAST, Emissions, Window, WindowedTable
 
 if TYPE_CHECKING:
     from agentic.runtime.instance import Children
+
+log = logging.getLogger("agentic.worker")
 
 #: Windows that are handed out at once; the next ones when the agents are done with these.
 BURST = 500
@@ -138,7 +141,10 @@ class Operator:
         self._looks_always = table.late_policy == "reopen"
         self._noted = Times(-1, -1, -1, repr(self.windowing))
         self._held = -1
+        #: The greatest end of windows that may have been removed; and the close time until which that was so at first.
+        self._forgotten = -1
         self._restore_times()
+        self.gone_before = self._forgotten - self.windowing.last_closed(0)
         # What was at work before a restart may be behind the table's time, though nothing runs beside it now.
         contended = contended or self._held < self.time
         if contended or self.on_close or table.late_policy != "drop" or not self._restore_groups():
@@ -157,13 +163,20 @@ class Operator:
     def _restore_times(self) -> None:
         blob = self.buffer.store.get(self.buffer.name, TIMES)
         if blob is not None:
-            self.time, self._given, self._held, windows = Times.decode(unwrap(blob)[0])
+            self.time, self._given, self._held, windows, self._forgotten = Times.decode(unwrap(blob)[0])
             if windows not in ("", self._noted.windows):
                 # A store of others is refused when it is opened: these rows are out of the changelog.
                 raise StateMismatch(
                     f"changelog {self.table.changelog_topic!r} is of {windows}, and table {self.table.name!r} has now "
                     f"{self._noted.windows}; declare these again, give the table another name, or let 'agentic reset' "
                     "delete it with the app's state"
+                )
+            if self._looks_always and self._forgotten > self._forgettable(self.windowing.close(self._held)):
+                log.warning(
+                    "table %s keeps windows for longer than before, by retention= or late='reopen': those that end at "
+                    "%d or earlier have been forgotten by now, and values for them stay late",
+                    self.table.name,
+                    self._forgotten,
                 )
 
     def _restore_groups(self) -> bool:
@@ -463,7 +476,7 @@ class Operator:
 
     def note_times(self) -> None:
         """Write the times beside the windows, if they are others by now: a checkpoint begins."""
-        times = Times(self.time, self._given, max(-1, self.held), self._noted.windows)
+        times = Times(self.time, self._given, max(-1, self.held), self._noted.windows, self._forgotten)
         if self._strips is not None:
             self._strips.time = self.time
         if times != self._noted:
@@ -479,6 +492,7 @@ class Operator:
         """Remove rows that no event can need any more, some at a time."""
         buffer = self.buffer
         upto = self._forgettable(close)
+        self._forgotten = max(self._forgotten, upto)
         if isinstance(self.ends, EndsOfStrips):
             self.ends.sweep(upto, SWEEP)
             return

@@ -134,22 +134,25 @@ class Times(NamedTuple):
         given: all windows that end at it or earlier have been given out.
         held: the stream time by which lateness is judged, which events at work hold back.
         windows: what kind of windows the rows beside it are of; "" where that was not noted.
+        forgotten: all windows that end at it or earlier may have been removed; -1 where that was not noted.
     """
 
     time: int
     given: int
     held: int
     windows: str
+    forgotten: int = -1
 
     def encode(self) -> bytes:
         """Return its bytes: a store, and a changelog, keep it beside the windows."""
-        return _TIMES.pack(*self[:3]) + self.windows.encode()
+        return _TIMES.pack(*self[:3]) + b"%s\0%d" % (self.windows.encode(), self.forgotten)
 
     @classmethod
     def decode(cls, data: bytes) -> Times:
         """Return what `encode` has made bytes of."""
         time, given, held = _TIMES.unpack_from(data)
-        return cls(time, given, held, data[_TIMES.size :].decode())
+        windows, _, forgotten = data[_TIMES.size :].decode().partition("\0")
+        return cls(time, given, held, windows, int(forgotten or -1))
 
 
 class TableView:

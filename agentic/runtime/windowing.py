@@ -141,7 +141,10 @@ class WindowedView(TableView):
         operator, time = self._operator, self._time
         self._got = NOTHING_GOT
         close = operator.close_at(time)
-        reopens = close - operator.extra if operator.table.late_policy == "reopen" else close
+        reopens = close
+        if operator.table.late_policy == "reopen":
+            # A window that was forgotten before a restart would be counted from nothing.
+            reopens = max(close - operator.extra, min(close, operator.gone_before))
         try:
             change = self._windowing.add(self, raw, value, timestamp, time, reopens, operator.table.aggregate)
         except _ClosedEarly:

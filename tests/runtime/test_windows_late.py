@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from window_support import ms, scene
+from window_support import Scene, ms, scene
 
 from agentic.testing import TestDriver
 
@@ -137,6 +137,30 @@ def test_a_window_that_is_still_kept_is_reopened_and_comes_again_as_a_correction
         ]
         assert here.came(driver, here.late) == [["a", 16, 5, 0, 10, 20]]
         assert driver.dropped == {"late": 1}
+
+
+@pytest.mark.parametrize("kind", ["tumbling", "sliding"])
+def test_windows_that_were_forgotten_before_they_could_be_reopened_stay_closed(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def declared(**options: Any) -> Scene:
+        return scene(lambda table: getattr(table, kind)(ms(10), **options).sum(), delivery="exactly_once")
+
+    before, after = declared(), declared(retention=ms(1000), late="reopen")
+    with TestDriver(before.app) as driver:
+        before.send(driver, "a 1@105", "b 0@205")
+        driver.app = after.app
+        driver.crash()
+        assert "keeps windows for longer than before" in caplog.text
+        after.came(driver, after.finals)
+        after.send(driver, "a 2@106")
+        assert after.came(driver, after.finals) == []
+        assert driver.dropped["late"] > 0
+        after.send(driver, "c 1@305", "b 0@405")
+        driver.crash()
+        after.came(driver, after.finals)
+        after.send(driver, "c 2@305")
+        assert "correction" in after.came(driver, after.finals)[0]
 
 
 def test_without_more_retention_than_needed_nothing_is_reopened() -> None:
