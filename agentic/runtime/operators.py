@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -18,6 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from agentic.codecs.raw import Text
+from agentic.core import bursts
+from agentic.core.bursts import in_order
 from agentic.core.calendar import CalendarWindows
 from agentic.core.clock import Clock, Hold
 from agentic.core.emission import Ends
@@ -44,12 +45,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("agentic.worker")
 
-#: Windows that are handed out at once; the next ones when the agents are done with these.
-BURST = 500
-#: Windows of one end that are put in order at once: some milliseconds' worth.
-PIECE = 20_000
-#: How many places of a piece decide where all pieces are cut: none of what is between two cuts is much larger then.
-CUTS = 50
 #: Rows that are removed at once when they are not needed any more.
 SWEEP = 1_000
 
@@ -366,11 +361,11 @@ class Operator:
         for end, names in self.ends.due(given):
             if self._panes is not None and self.fixed is not None:
                 pane, due = self._panes.panes[self.fixed.start(end)], self._panes.due
-                for some in self._ordered(names):
+                for some in in_order(names, self._order):
                     yield None if some is None else due(pane, some)
                 continue
             rows, peek, keys = self.buffer.rows, self.buffer.peek, self.keys
-            for some in self._ordered(names):
+            for some in in_order(names, self._order):
                 if some is None:
                     yield None
                     continue
@@ -382,34 +377,6 @@ class Operator:
                     if entry is not None and entry is not CLOSED
                 ]
 
-    def _ordered(self, names: list[bytes]) -> Iterator[list[bytes] | None]:
-        """Iterate over windows of one end in order, some at a time; None where others should get a turn."""
-        if len(names) <= PIECE:
-            names.sort(key=self._order)
-            yield from _cut(names)
-            return
-        pieces = []
-        for begin in range(0, len(names), PIECE):
-            pieces.append(sorted(names[begin : begin + PIECE], key=self._order))
-            yield None
-        # All pieces are cut at the same places, so that what lies between two of them is in order by itself.
-        sample = sorted((name for piece in pieces for name in piece[:: PIECE // CUTS]), key=self._order)
-        begins = [0] * len(pieces)
-        for cut in [*sample[CUTS::CUTS], None]:
-            between: list[bytes] = []
-            for at, piece in enumerate(pieces):
-                end = len(piece) if cut is None else self._place(piece, cut)
-                between += piece[begins[at] : end]
-                begins[at] = end
-            between.sort(key=self._order)
-            yield None
-            yield from _cut(between)
-
-    def _place(self, names: list[bytes], name: bytes) -> int:
-        """Return where a name belongs among others that are in order."""
-        order = self._order
-        return bisect_left(names, name) if order is None else bisect_left(names, order(name), key=order)
-
     def _emit_some(self) -> None:
         """Give out a burst; the rest when the agents are done with it."""
         assert self._due is not None, "there is something due"
@@ -418,7 +385,7 @@ class Operator:
         for some in self._due:
             if some is not None:
                 rows += some
-            if some is None or len(rows) >= BURST:
+            if some is None or len(rows) >= bursts.BURST:
                 self._hand_rows(rows, began)
                 self._more_later(self._emit_some)
                 return
@@ -433,10 +400,10 @@ class Operator:
         assert self._strips is not None, "both, or none"
         while True:
             began = perf_counter()
-            due = ends.due(self._given, BURST)
+            due = ends.due(self._given, bursts.BURST)
             if self.finals:
                 self._hand_rows(self._strips.loaded(due) if self._strips.trimmed else due, began)
-            if len(due) < BURST:
+            if len(due) < bursts.BURST:
                 return False
             if self.finals:
                 self._more_later(self._go_on)
@@ -552,11 +519,6 @@ class Operator:
         """Return by how much stream time the oldest open window is from being closed; None without one."""
         end = self.ends.next_due()
         return None if end is None else end - self.windowing.last_closed(self.close_at(self.time))
-
-
-def _cut(names: list[bytes]) -> Iterator[list[bytes]]:
-    """Iterate over names in bursts."""
-    return (names[begin : begin + BURST] for begin in range(0, len(names), BURST))
 
 
 def insert(bounds: list[tuple[int, int]], mine: tuple[int, int]) -> None:

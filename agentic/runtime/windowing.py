@@ -8,7 +8,7 @@ and commit are one. What all instances share is the *operator*: `agentic.runtime
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from agentic.core.emission import Ends
@@ -431,16 +431,12 @@ class WindowedView(TableView):
         if self._slot.working_on is None:
             raise self._no_event()
         keys, operator = self._operator.keys, self._operator
-        for name, entry, timestamp in self.buffer.scan(self._own_rows(), FIRST):
+        for name, entry, timestamp in self.buffer.scan(self.overlay, FIRST):
             if entry is not None and entry is not CLOSED:
                 raw = keys.key(name)
                 key = keys.inner.decode(raw)
                 value = operator.value_of(entry)
                 yield raw, Window(key, keys.start(name), keys.end(name), value, timestamp)
-
-    def _own_rows(self) -> Mapping[bytes, Any]:
-        """Return the rows that the current event has written."""
-        return self.overlay
 
     def wire_of(self, raw: bytes) -> bytes:
         return self._wire(self._operator.keys.key(raw))

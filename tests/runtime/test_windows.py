@@ -11,8 +11,8 @@ import pytest
 from window_support import ms, scene, shown
 
 from agentic import App, Reply, Stream
+from agentic.core import bursts
 from agentic.errors import AgentFailed, CodecError, WrongPartition
-from agentic.runtime import operators
 from agentic.stream import Event
 from agentic.testing import TestDriver
 from agentic.windows import Window, WindowedTable
@@ -432,9 +432,9 @@ def test_more_windows_than_a_burst_come_out_in_order_and_once() -> None:
 def test_windows_are_put_in_order_piece_by_piece_and_come_out_all_the_same(
     delivery: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operators, "PIECE", 50)
-    monkeypatch.setattr(operators, "CUTS", 7)
-    monkeypatch.setattr(operators, "BURST", 20)
+    monkeypatch.setattr(bursts, "PIECE", 50)
+    monkeypatch.setattr(bursts, "CUTS", 7)
+    monkeypatch.setattr(bursts, "BURST", 20)
     here = scene(
         tumbling(),
         lambda views, event: [views.add(f"{n * 7 % event.value:04}", 1) for n in range(event.value)],
@@ -450,7 +450,7 @@ def test_windows_are_put_in_order_piece_by_piece_and_come_out_all_the_same(
 
 
 def test_windows_that_were_erased_do_not_hold_up_those_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "BURST", 20)
+    monkeypatch.setattr(bursts, "BURST", 20)
 
     def add(views: WindowedTable[Any, Any], event: Event) -> None:
         for n in range(100):
