@@ -243,19 +243,28 @@ class StripedBuffer(GroupedBuffer[E]):
         assert low is not None, "else there is nothing"
         if not saved:
             return rows.copy()
-        time = max(self.time, 0)
         # Those before the first row are gone, mostly since they have been forgotten.
-        first = bisect_left(saved, rows[0][1], key=end_of) if rows else len(saved)
-        changed = [new(Window, (start, end, None, time)) for start, end, _, _ in saved[:first]]
-        last = saved[bisect_left(saved, low, first, key=end_of) :]
-        mine = rows[bisect_left(rows, low, key=end_of) :]
-        known = set(map(id, last))
-        written = [row for row in mine if id(row) not in known]
-        if len(last) + len(written) > len(mine):
-            # Some of the old ones have others in their place, or are gone.
-            there = {row[:2] for row in mine}
-            changed += [new(Window, (row[0], row[1], None, time)) for row in last if row[:2] not in there]
-        return changed + written if changed else written
+        first = 0
+        if not rows:
+            first = len(saved)
+        elif rows[0] is not saved[0]:
+            first = bisect_left(saved, rows[0][1], key=end_of)
+        gone = saved[:first]
+        mine = rows[_least(rows, low) :]
+        if saved[-1][1] >= low:
+            last = saved[max(first, _least(saved, low)) :]
+            known = set(map(id, last))
+            written = [row for row in mine if id(row) not in known]
+            if len(last) + len(written) > len(mine):
+                # Some of the old ones have others in their place, or are gone.
+                there = {row[:2] for row in mine}
+                gone += [row for row in last if row[:2] not in there]
+        else:
+            written = mine
+        if not gone:
+            return written
+        time = max(self.time, 0)
+        return [new(Window, (start, end, None, time)) for start, end, _, _ in gone] + written
 
     def take(self) -> int:
         taken = super().take()
@@ -319,3 +328,11 @@ class StripedBuffer(GroupedBuffer[E]):
             ):
                 strip.rows[mine] = strip.saved[saved] = Window(row[0], row[1], None, row[3])
                 self.trimmed = True
+
+
+def _least(rows: list[Window], end: int) -> int:
+    """Return the place of the first row that ends at a time or later: near the last one, mostly."""
+    at = len(rows)
+    while at and rows[at - 1][1] >= end:
+        at -= 1
+    return at
