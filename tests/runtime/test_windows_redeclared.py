@@ -11,6 +11,7 @@ from window_support import ms, shown
 
 from agentic import App, Stream, Topic
 from agentic.errors import StateMismatch
+from agentic.runtime.tables import Times
 from agentic.testing import TestDriver
 from agentic.windows import Window
 
@@ -135,3 +136,12 @@ def test_windows_may_be_kept_longer_after_a_restart() -> None:
         assert send(driver, before, ("a", 1, 1)) == []
         deploy(driver, after)
         assert send(driver, after, ("a", 1, 2), ("z", 1, 50)) == [["a", 0, 10, 2, 2]]
+
+
+def test_times_are_read_that_were_noted_without_what_is_forgotten() -> None:
+    times = Times(205, 200, 205, "TimeWindows(size=10, advance=10, grace=0, takes_null=True)", 195)
+    assert Times.decode(times.encode()) == times
+    before = times.encode().removesuffix(b"\x00195")
+    assert before.endswith(b")")
+    assert Times.decode(before) == times._replace(forgotten=-1)
+    assert Times.decode(before[:24]) == Times(205, 200, 205, "")
