@@ -155,6 +155,11 @@ class Places(Generic[P]):
             self._horizon = (slot + 1) << _SLOT
         return self._soon[0]
 
-    def pop(self) -> None:
-        """Take out what `first` has returned, with nothing put in since."""
-        heappop(self._soon)
+    def pop(self, upto: int) -> P | None:
+        """Take out the least, if its time is `upto` or earlier; return it, or None."""
+        soon = self._soon
+        if not soon:
+            if self.first() is None:
+                return None
+            soon = self._soon
+        return heappop(soon) if soon[0][0] <= upto else None

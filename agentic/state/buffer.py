@@ -29,6 +29,8 @@ Encoded = list[tuple[bytes, bytes | None, int]]
 ABSENT: Final[Row] = (None, 0)
 #: Bytes that a row costs in memory beside its key and value: two dict places, a tuple, three objects' heads.
 ROW_OVERHEAD = 250
+#: Rows of a checkpoint, at most, that are measured.
+MEASURED = 1_000
 
 
 class TableBuffer(Generic[E]):
@@ -253,7 +255,8 @@ class TableBuffer(Generic[E]):
         return self._mean + ROW_OVERHEAD
 
     def _measure(self, encoded: Encoded) -> None:
-        """Learn from a checkpoint's rows how large they are."""
+        """Learn from a checkpoint's rows how large they are; of many from some of them."""
         if encoded:
-            mean = sum(len(key) + len(value or b"") for key, value, _ in encoded) / len(encoded)
+            some = encoded[:: 1 + len(encoded) // MEASURED]
+            mean = sum(len(key) + len(value or b"") for key, value, _ in some) / len(some)
             self._mean += (mean - self._mean) / 4

@@ -52,15 +52,15 @@ class EndsOfStrips:
         """Return the least end that is open."""
         while (place := self._open.first()) is not None:
             strip = self._strips.get(place[2])
-            if strip is not None and strip.armed is place:
-                rows, out = strip.rows, strip.out
-                if out < len(rows) and rows[out][1] == place[0]:
-                    return place[0]
-                strip.armed = NOWHERE
-                self._open.pop()
-                self.arm(strip)
-            else:
-                self._open.pop()
+            if strip is None or strip.armed is not place:
+                self._open.pop(place[0])
+                continue
+            rows, out = strip.rows, strip.out
+            if out < len(rows) and rows[out][1] == place[0]:
+                return place[0]
+            self._open.pop(place[0])
+            strip.armed = NOWHERE
+            self.arm(strip)
         return None
 
     def next_kept(self) -> int | None:
@@ -76,8 +76,7 @@ class EndsOfStrips:
         opened, strips = self._open, self._strips
         found: list[Due] = []
         self._given = upto
-        while (place := opened.first()) is not None and place[0] <= upto and len(found) < limit:
-            opened.pop()
+        while len(found) < limit and (place := opened.pop(upto)) is not None:
             strip = strips.get(place[2])
             if strip is None or strip.armed is not place:
                 continue

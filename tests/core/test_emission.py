@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentic.core.emission import Ends
+from agentic.core.emission import Ends, Places
 
 ENDS = st.integers(0, 8)
 NAMES = st.sampled_from([b"a", b"b", b"c"])
@@ -105,3 +105,22 @@ def test_an_end_whose_windows_have_all_been_taken_out_is_still_ahead_as_others_m
     windows[b"b"] = None
     assert list(ends.due(10)) == [(10, [b"b"])]
     assert ends.ahead() == (20, 10)
+
+
+@given(
+    st.lists(
+        st.one_of(st.tuples(st.just("push"), st.integers(0, 3_000)), st.tuples(st.just("pop"), st.integers(0, 3_000)))
+    )
+)
+def test_places_come_in_their_order_whenever_they_were_put_in(steps: list[tuple[str, int]]) -> None:
+    places: Places[tuple[int, int]] = Places()
+    there: list[tuple[int, int]] = []
+    for number, (what, time) in enumerate(steps):
+        if what == "push":
+            places.push((time, number))
+            there.append((time, number))
+        else:
+            due = [place for place in sorted(there) if place[0] <= time]
+            assert places.pop(time) == (due[0] if due else None)
+            there = [place for place in there if place not in due[:1]]
+        assert places.first() == min(there, default=None)
