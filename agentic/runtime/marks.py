@@ -47,7 +47,14 @@ def as_mark(value: int) -> bytes:
 
 
 def restored(
-    table: str, position: int, log: str, upto_all: Iterable[int], store: Store, *, complete: bool = False
+    table: str,
+    position: int,
+    log: str,
+    upto_all: Iterable[int],
+    store: Store,
+    *,
+    time_of: int | None = None,
+    complete: bool = False,
 ) -> dict[str, bytes | None]:
     """Return the marks of a write that restores a table.
 
@@ -55,6 +62,7 @@ def restored(
         position: the changelog offset up to which the rows go.
         log: the changelog's id.
         upto_all: how far each table of the store is then.
+        time_of: the stream time of a table with versions, by these rows; None for another table.
         complete: whether the store then has all that the changelogs of its tables have.
     """
     marks: dict[str, bytes | None] = {
@@ -62,6 +70,10 @@ def restored(
         log_of(table): log.encode(),
         ADVANCE: as_mark(sum(upto_all)),
     }
+    if time_of is not None:
+        # What an earlier run has noted may come from a record that is no longer in the changelog.
+        known = number(store.mark(observed(table)))
+        marks[observed(table)] = as_mark(time_of if known is None else max(known, time_of))
     # A store that is behind has not seen all deletions: its age counts from when it last had.
     if complete or store.mark(WRITTEN) is None:
         marks[WRITTEN] = as_mark(time.time_ns() // 1_000_000)

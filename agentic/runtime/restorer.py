@@ -46,13 +46,14 @@ PATIENCE = 30.0
 
 @dataclass(frozen=True)
 class LentTable:
-    """A table to restore: from `begun` to `target` of its changelog, whose id is `log`."""
+    """A table to restore: from `begun` to `target` of its changelog, whose id is `log`; has it versions?"""
 
     name: str
     tp: TopicPartition
     begun: int
     target: int
     log: str
+    versioned: bool
     replay: Replay
 
 
@@ -125,7 +126,8 @@ class _Sink:
         if task.closed:
             return
         task.upto[table.name] = position
-        marks = restored(table.name, position, table.log, task.upto.values(), task.store)
+        time_of = observed if table.versioned else None
+        marks = restored(table.name, position, table.log, task.upto.values(), task.store, time_of=time_of)
         # Nobody else wants a turn, and the client fetches in a thread of its own.
         task.store.write({table.name: sorted(rows.items())}, marks)
 

@@ -192,11 +192,12 @@ def _lent(state: TaskState, restorations: Sequence[Restoration]) -> Lent | None:
     store = state.store
     if state.closed or not isinstance(store, ClaimedStore) or not all(_portable(each.replay) for each in restorations):
         return None
-    logs = {table.name: id for table, id in state.logs.items()}
-    todo = [
-        LentTable(each.table, each.tp, each.position, each.target, logs.get(each.table, ""), each.replay)
-        for each in restorations
-    ]
+    tables = {table.name: table for table in state.buffers}
+    todo = []
+    for each in restorations:
+        table = tables[each.table]
+        log_id, versioned = state.logs.get(table, ""), table.versioned is not None
+        todo.append(LentTable(each.table, each.tp, each.position, each.target, log_id, versioned, each.replay))
     so_far = {table.name: at for table, at in state.upto.items()}
     task = LentTask(store.directory, store.identity, store.tables, so_far, store.claim, todo)
     return Lent(state, store, restorations, task)

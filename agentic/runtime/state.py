@@ -100,10 +100,8 @@ class TaskState:
         #: Those that keep the time of windowed tables, while the task's agents run.
         self.operators: Sequence[Timed] = ()
         self._writing = asyncio.Lock()
-        for table, buffer in self.buffers.items():
-            if table.versioned is not None:
-                known = number(store.mark(observed(table.name)))
-                buffer.observed = NOTHING_OBSERVED if known is None else known
+        for table in tables:
+            self._see_time(table)
         self._observed: dict[Table[Any, Any], int] = {}
         self._encoded: dict[Table[Any, Any], Encoded] = {}
         #: Brings the store back from another process that restores it, while one has it.
@@ -295,18 +293,31 @@ class TaskState:
                 return
             self.upto[table] = position
             log = self.logs.get(table, "")
-            marks = restored(table.name, position, log, self.upto.values(), self.store, complete=complete)
-            if table.versioned is not None:
-                self.buffers[table].observed = max(self.buffers[table].observed, time_of)
-                marks[observed(table.name)] = as_mark(self.buffers[table].observed)
+            marks = restored(
+                table.name,
+                position,
+                log,
+                self.upto.values(),
+                self.store,
+                time_of=None if table.versioned is None else time_of,
+                complete=complete,
+            )
             await self._write({table.name: sorted(rows.items())}, marks)
+            self._see_time(table)
 
     def come_back(self) -> None:
         """The store was lent, and is back: see how far it is."""
-        for table in self.upto.keys() | self.buffers.keys():
+        for table in self.buffers:
             known = number(self.store.mark(upto(table.name)))
             if known is not None:
                 self.upto[table] = known
+            self._see_time(table)
+
+    def _see_time(self, table: Table[Any, Any]) -> None:
+        """Take a table's stream time from the store, if it has versions."""
+        if table.versioned is not None:
+            known = number(self.store.mark(observed(table.name)))
+            self.buffers[table].observed = NOTHING_OBSERVED if known is None else known
 
     async def clear(self, table: Table[Any, Any]) -> None:
         """Remove all rows of a table, that it be restored whole."""

@@ -252,6 +252,34 @@ def test_what_processes_restored_is_there_at_the_next_start_and_goes_on(scene: S
     asyncio.run(scenario())
 
 
+def test_a_table_with_versions_that_processes_restored_still_refuses_what_is_older_than_its_history(
+    scene: Scene, counted: list[Any]
+) -> None:
+    prices: Table[str, int] = scene.app.table("prices", key=str, value=int, versioned=timedelta(minutes=1))
+    scene.tables = [prices]
+
+    @scene.app.agent(scene.words)
+    async def price(stream: Stream[int]) -> None:
+        async for value in stream:
+            prices[stream.event.key] = value
+
+    async def scenario() -> None:
+        await scene.work(6_000)
+        scene.lose_the_disk()
+        async with scene.running() as worker:
+            await until(lambda: all_begun(worker))
+            assert len(counted) == 2
+            expected = scene.rows(worker)
+            producer = worker.broker.producer()
+            producer.send("words", b"late", b"1", 1_700_000_000_000)
+            await producer.flush()
+            await producer.close()
+            await worker.used_up()
+            assert scene.rows(worker) == expected
+
+    asyncio.run(scenario())
+
+
 def test_a_process_that_is_killed_is_made_up_for(
     scene: Scene, started: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
