@@ -28,6 +28,20 @@ store.close()
 """
 
 
+#: Writes the same rows again for each line, and says how large the file is.
+BORROWER = """
+import sys
+from pathlib import Path
+from agentic.state.lmdb import LmdbStore
+tables = {"t": "key str, value int", "u": "key str, value dict"}
+store = LmdbStore.borrow(sys.argv[1], identity={"app": "shop", "task": "0-3"}, tables=tables)
+for line in sys.stdin:
+    store.write({"t": [(b"%06d" % n, bytes(100)) for n in range(1_000)]}, {})
+    print((Path(sys.argv[1]) / "data.mdb").stat().st_size, flush=True)
+store.close()
+"""
+
+
 @contextmanager
 def holder(state_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A process that has claimed a copy, and the copy's number; it frees it when its stdin is closed."""
@@ -252,3 +266,24 @@ def test_a_state_dir_that_is_a_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BrokerError, match="set state_dir") as caught:
         take(tmp_path / "file")
     assert str(tmp_path / "file") in str(caught.value)
+
+
+def test_looking_at_a_store_that_is_lent_does_not_make_its_file_grow(tmp_path: Path) -> None:
+    store = take(tmp_path)
+    store.lend()
+    with subprocess.Popen(
+        [sys.executable, "-c", BORROWER, store.directory], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as borrower:
+        assert borrower.stdin is not None
+        assert borrower.stdout is not None
+        sizes = []
+        for _ in range(30):
+            borrower.stdin.write("\n")
+            borrower.stdin.flush()
+            sizes.append(int(borrower.stdout.readline()))
+            assert store.count("t") == 1_000
+            assert store.get("t", b"000001") == bytes(100)
+    store.take_back()
+    assert sizes[-1] < 2 * sizes[3]
+    assert store.count("t") == 1_000
+    store.close()

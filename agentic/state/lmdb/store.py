@@ -89,6 +89,8 @@ class LmdbStore:
         self._file = LmdbFile(directory / DATA_FILE, _REPAIR, _SHRINK)
         self._readonly = readonly
         self._borrowed = False
+        # A reader that stays keeps the pages that a writer would use again: the file grows by each write.
+        self._brief = readonly
         self._resident_limit = resident_limit
         self._map_size = map_size
         self._max_dbs = 0
@@ -161,10 +163,13 @@ class LmdbStore:
         """Let go of what is kept of the file, so that who borrows it finds no reader in the way."""
         with self._lock:
             self._retire()
+            self._brief = True
 
     def take_back(self) -> None:
         """Learn what the borrower has written."""
         with self._lock, self._errors("be read"):
+            self._brief = False
+            self._retire()
             self._begin()
             self._retire()
             self._long |= meta.read(self._env, self._file.path).long
@@ -269,7 +274,7 @@ class LmdbStore:
                 self._reads_left -= 1 + (len(value) >> BYTES_PER_READ)
                 if self._reads_left < 0:
                     self._relieve()
-            if self._readonly:
+            if self._brief:
                 self._retire()
             return value
 
@@ -285,7 +290,7 @@ class LmdbStore:
             self._reads_left -= len(found) + (sum(map(len, map(_value, found))) >> BYTES_PER_READ)
             if self._reads_left < 0:
                 self._relieve()
-            if self._readonly:
+            if self._brief:
                 self._retire()
         if len(found) == len(keys):
             return list(map(_value, found))
@@ -379,7 +384,7 @@ class LmdbStore:
         """Return what LMDB counts of a table: entries, depth, and its pages of `psize` bytes by kind."""
         with self._lock, self._errors("be read"):
             counts: dict[str, int] = (self._txn or self._begin()).stat(self._dbs[table])
-            if self._readonly:
+            if self._brief:
                 self._retire()
             return counts
 
@@ -389,7 +394,7 @@ class LmdbStore:
     def marks(self) -> dict[str, bytes]:
         with self._lock, self._errors("be read"):
             found = {key.decode(): value for key, value in (self._txn or self._begin()).cursor(self._dbs[_MARKS])}
-            if self._readonly:
+            if self._brief:
                 self._retire()
             return found
 
@@ -497,7 +502,7 @@ class LmdbStore:
             self._held.discard(snapshot)
             if snapshot is self._snapshot:
                 self._snapshot = None
-                if self._readonly:
+                if self._brief:
                     self._retire()
             elif not snapshot.lost:
                 snapshot.txn.abort()
