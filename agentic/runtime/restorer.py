@@ -190,8 +190,9 @@ def main() -> None:
     status = 0
     try:
         asyncio.run(_work(pickle.load(sys.stdin.buffer)))
-    except AgenticError as error:
-        logging.getLogger("agentic.worker").warning("restoring in a process of its own: %s", error)
+    except Exception as error:  # noqa: BLE001 - the worker goes on, and meets it itself if it is not of this process
+        words = error if isinstance(error, AgenticError) else repr(error)
+        logging.getLogger("agentic.worker").warning("restoring in a process of its own: %s", words)
         status = FAILED
     # The thread that listens is in the middle of a read: an orderly end would wait for it.
     os._exit(status)

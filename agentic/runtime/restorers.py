@@ -16,13 +16,14 @@ import logging
 import os
 import pickle
 import sys
+import sysconfig
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from agentic.errors import many
+from agentic.errors import AgenticError, many
 from agentic.runtime.marks import number, upto
 from agentic.runtime.restorer import FAILED, Job, LentTable, LentTask
 from agentic.runtime.restoring import Restoration
@@ -38,8 +39,10 @@ log = logging.getLogger("agentic.worker")
 WORTH = 300_000
 #: The most processes, where the settings leave it open: the broker and other workers want some of the machine.
 MOST = 4
-#: Seconds that a process is given to finish its write when its stores are wanted back.
+#: Seconds that a process is given to finish its write when its stores are wanted back; then it is killed.
 PATIENCE = 10.0
+#: Bytes of the longest line that a process says: one to be logged may name a key.
+LONGEST_LINE = 1 << 20
 #: What the codecs of a table may be made of, to be sent to a process that has not imported the app.
 _KNOWN = {"agentic", "builtins", "datetime", "uuid", "typing", "types", "collections", "decimal", "pathlib"}
 _BEGIN = "from agentic.runtime.restorer import main; main()"
@@ -87,7 +90,13 @@ class Lent:
     async def _have_back(self) -> None:
         self._wanted = True
         self.ask()
-        await self._back.wait()
+        while not self._back.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._back.wait(), PATIENCE)
+                return
+            # It hangs, and may not hold up a rebalance; what it leaves is whole.
+            if self._process is not None:
+                _kill(self._process)
 
     def come_back(self) -> None:
         """The process has closed the store, or is no more: see how far it is."""
@@ -115,20 +124,20 @@ class Lent:
 class Restorers:
     """Starts the processes, and sees to what they say.
 
-    Args:
-        processes: how many there may be at once.
+    Attributes:
+        processes: how many there may be at once; none where the broker's driver has functions of the app's to call.
     """
 
     def __init__(self, settings: Settings, processes: int) -> None:
         self._broker = settings.broker
         self._options = settings.broker_options
-        self._processes = processes
+        self.processes = processes if _portable(self._options) else 0
 
     def shares(self, by_state: dict[TaskState, list[Restoration]]) -> list[list[Lent]]:
         """Return what each of several processes is to restore; what is in none of them stays with the worker."""
         lent = [one for state, each in by_state.items() if (one := _lent(state, each)) is not None]
         wanted = sum(one.records for one in lent) // WORTH
-        shares: list[list[Lent]] = [[] for _ in range(min(self._processes, len(lent), wanted))]
+        shares: list[list[Lent]] = [[] for _ in range(min(self.processes, len(lent), wanted))]
         for one in sorted(lent, key=lambda one: one.records, reverse=True) if shares else ():
             min(shares, key=lambda share: sum(other.records for other in share)).append(one)
         return shares
@@ -169,7 +178,7 @@ class Restorers:
                 await process.stdin.drain()
             await asyncio.shield(talk)
         finally:
-            await _end(process, talk, share)
+            await _whole(_end(process, talk, share))
         for one in share:
             one.tell(done)
         left = [each for one in share for each in one.restorations if not each.over]
@@ -221,8 +230,9 @@ def _portable(replay: Any) -> bool:
 
 
 async def _start(claims: Sequence[int]) -> Process:
-    # The same modules as here, wherever these came from.
-    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    # The same modules as here, wherever these came from; but a file of the app's that is called like one of
+    # Python's own is met here after the start, and must not be met there before it.
+    paths = os.pathsep.join([sysconfig.get_path("stdlib"), *(path or os.getcwd() for path in sys.path)])
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-P",
@@ -230,6 +240,7 @@ async def _start(claims: Sequence[int]) -> Process:
         _BEGIN,
         stdin=PIPE,
         stdout=PIPE,
+        limit=LONGEST_LINE,
         pass_fds=claims,
         env={**os.environ, "PYTHONPATH": paths},
     )
@@ -244,7 +255,12 @@ async def _listen(
     """Take in what a process says, until it has ended."""
     assert process.stdout is not None
     async for line in process.stdout:
-        word = json.loads(line)
+        try:
+            word = json.loads(line)
+        except ValueError:
+            # Not of ours: what is imported at the start of any interpreter may have something to say.
+            log.warning("a process that restores printed %r", line)
+            continue
         if "log" in word:
             name, level, words = word["log"]
             logging.getLogger(name).log(level, "%s", words)
@@ -264,18 +280,38 @@ async def _listen(
 
 async def _end(process: Process, talk: asyncio.Task[None], share: Sequence[Lent]) -> None:
     """See that the process has ended, and that all stores are the worker's again."""
-    if process.returncode is None:
-        for one in share:
-            one.ask()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(talk), PATIENCE)
+    for one in share:
+        one.ask()
+    await asyncio.wait([talk], timeout=PATIENCE)
+    _kill(process)
+    await process.wait()
+    await asyncio.wait([talk])
+    failure = talk.exception()
+    for one in share:
+        try:
+            one.come_back()
+        except AgenticError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+
+
+async def _whole(work: Coroutine[Any, Any, None]) -> None:
+    """Do what has to be done to its end, even if the caller is cancelled meanwhile."""
+    running = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        # Who would be told of an error has gone.
+        running.exception()
+        raise
+
+
+def _kill(process: Process) -> None:
+    """End a process, if it has not ended."""
     if process.returncode is None:
         process.kill()
-    await asyncio.wait([talk])
-    for one in share:
-        one.come_back()
-    if not talk.cancelled() and (error := talk.exception()) is not None:
-        raise error
 
 
 def _names(restorations: Sequence[Restoration]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -194,7 +195,7 @@ class Worker(Part):
         processes = settings.restore_processes
         if processes is None:
             processes = default_processes()
-        alone = self._given_broker or settings.broker.startswith("memory://")
+        alone = self._given_broker or settings.broker.startswith("memory://") or not sys.executable
         return None if alone or processes == 0 else Restorers(settings, processes)
 
     def _transactional_id(self) -> str:

@@ -18,9 +18,11 @@ from typing import Any
 import pytest
 
 from agentic import App, Stream
-from agentic.errors import StateMismatch
+from agentic.errors import StateMismatch, StorageCorrupt
 from agentic.runtime import restorers
+from agentic.runtime.restorers import Restorers
 from agentic.runtime.worker import Worker
+from agentic.state.lmdb import ClaimedStore
 from agentic.table import Table
 from agentic.topic import Topic
 from agentic.windows import WindowedTable
@@ -336,6 +338,83 @@ def test_a_worker_that_stops_has_its_stores_back_first(scene: Scene, started: li
         assert scene.copies() == ["0"] * PARTITIONS
 
     asyncio.run(scenario())
+
+
+def test_a_process_that_hangs_does_not_hold_up_a_rebalance(
+    scene: Scene, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restorers, "PATIENCE", 0.05)
+
+    async def scenario() -> None:
+        await scene.work(2_000)
+        expected = await scene.restored()
+        scene.lose_the_disk()
+        async with scene.running() as worker:
+            await until(lambda: len(started) == 2)
+            assert worker.assignment is not None
+            await worker.assignment.on_revoked(list(worker.assignment.sources))
+            await until(lambda: all(process.returncode is not None for process in started))
+        monkeypatch.setattr(restorers, "WORTH", 1_000_000)
+        assert await scene.restored() == expected
+        assert scene.copies() == ["0"] * PARTITIONS
+
+    asyncio.run(scenario())
+
+
+def test_stores_that_are_damaged_when_they_come_back_stop_the_worker(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(store: ClaimedStore) -> None:
+        raise StorageCorrupt(f"{store.directory}: damaged")
+
+    monkeypatch.setattr(ClaimedStore, "take_back", damaged)
+
+    async def scenario() -> None:
+        await scene.work(500)
+        scene.lose_the_disk()
+        with pytest.raises(StorageCorrupt, match="damaged"):
+            await scene.restored()
+
+    asyncio.run(scenario())
+
+
+def test_what_an_interpreter_prints_at_its_start_is_no_word_of_the_process(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, counted: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(restorers, "_BEGIN", "print('hello', flush=True); " + restorers._BEGIN)
+
+    async def scenario() -> None:
+        await scene.work(500)
+        expected = await scene.restored()
+        scene.lose_the_disk()
+        assert await scene.restored() == expected
+        assert [process.returncode for process in counted] == [0, 0]
+
+    asyncio.run(scenario())
+    assert "a process that restores printed b'hello" in caplog.text
+
+
+def test_a_file_of_the_app_that_is_called_like_a_module_of_python_is_not_met(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, counted: list[Any]
+) -> None:
+    for name in ("queue.py", "types.py"):
+        (scene.directory / name).write_text("raise ImportError('not of Python')")
+    monkeypatch.syspath_prepend(scene.directory)
+
+    async def scenario() -> None:
+        await scene.work(500)
+        scene.lose_the_disk()
+        await scene.restored()
+        assert [process.returncode for process in counted] == [0, 0]
+
+    asyncio.run(scenario())
+
+
+def test_a_broker_driver_that_calls_functions_of_the_app_is_not_had_by_another_process(tmp_path: Path) -> None:
+    app = App("scene", broker="kafka://localhost:1", kafka={"oauth_cb": lambda _: ("token", 0.0)})
+    assert Restorers(app.settings, 2).processes == 0
+    app = App("scene", broker="kafka://localhost:1", kafka={"client.id": "here"})
+    assert Restorers(app.settings, 2).processes == 2
 
 
 def test_a_table_whose_keys_only_the_app_knows_is_restored_by_the_worker(scene: Scene, counted: list[Any]) -> None:
