@@ -111,8 +111,11 @@ class StripedView(WindowedView):
         self._over()
 
     def forget(self) -> None:
+        operator = self._operator
         for strip in self.buffer.fail():
             self._ends.arm(strip)
+            # Whoever has looked meanwhile what comes next has not seen what is there again.
+            operator.next = min(operator.next, strip.armed[0] + operator.closes_after)
         super().forget()
 
     # -- reading ------------------------------------------------------------------------------

@@ -153,12 +153,15 @@ class StripedBuffer(GroupedBuffer[E]):
                 self._soiled.append(strip)
                 strip.low = _LAST
             self._dirty_rows += gone
-            if not rows:
+            if not rows and not self.at_work:
                 self.tidy(strip)
         return gone
 
     def tidy(self, strip: Strip) -> None:
-        """Let go of a strip, if there is nothing in it."""
+        """Let go of a strip, if there is nothing in it.
+
+        Not of one that an event at work has emptied, while it may still fail: what it took out comes back then.
+        """
         if not (strip.rows or strip.saved or strip.flushing) and self.strips.get(strip.key) is strip:
             del self.strips[strip.key]
 
@@ -275,6 +278,8 @@ class StripedBuffer(GroupedBuffer[E]):
             changed = self._changed(strip, rows)
             strip.low = None
             if not changed:
+                if not strip.rows and strip.key not in at_work:
+                    self.tidy(strip)
                 continue
             strip.saved = rows.copy()
             if strip.flushing is None:
@@ -307,9 +312,10 @@ class StripedBuffer(GroupedBuffer[E]):
             for strip, rows in resting:
                 self._trim(strip, rows)
             self._resting = [(strip, strip.flushing or []) for strip in self._flushed]
+        at_work = {strip.key for strip, _ in self.at_work}
         for strip in self._flushed:
             strip.flushing = None
-            if not strip.rows:
+            if not strip.rows and strip.key not in at_work:
                 self.tidy(strip)
         self._flushed = []
 

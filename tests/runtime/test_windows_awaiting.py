@@ -10,6 +10,7 @@ import pytest
 from window_support import ms, scene, shown
 
 from agentic import App, Stream
+from agentic.core.bursts import BURST
 from agentic.errors import CodecError
 from agentic.stream import Event
 from agentic.testing import TestDriver
@@ -46,6 +47,47 @@ def test_whoever_looks_for_the_next_window_while_an_event_is_at_work_takes_nothi
         assert app.metrics.total("windows_open") == 2
         driver.send(source, 1, key="z", timestamp=1000)
         assert [output.value for output in driver.outputs(out)] == [["a", 99, 99, 1, 99], ["b", 100, 105, 2, 105]]
+
+
+def test_an_event_that_fails_after_a_burst_has_ended_beside_it_leaves_its_window_to_come_out_in_time() -> None:
+    app = App("awaiting", topic_partitions=1, on_error="skip")
+    source, out = app.topic("in", key=str, value=int), app.topic("out", key=str, value=list)
+    views = app.table("views", key=str, value=int).session(ms(10)).sum()
+    came: list[str] = []
+    at_work: list[int] = []
+
+    @app.agent(source)
+    async def add(stream: Stream[int]) -> None:
+        async for event in stream.events():
+            views.add(event.key, event.value)
+            if event.key == "many":
+                for n in range(BURST + 100):
+                    views.add(f"{n:04}", 1)
+            if event.value == FAILS_LATER:
+                at_work.append(len(came))
+                while len(came) < BURST + 101:
+                    await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                raise ValueError("as asked")
+
+    @app.agent(views.emit_final(), to=out)
+    async def closed(stream: Stream[Any]) -> AsyncIterator[list[Any]]:
+        async for window in stream:
+            # Slowly, so that the next event of the source begins meanwhile.
+            await asyncio.sleep(0)
+            came.append(window.key)
+            yield shown(window)
+
+    async def send() -> None:
+        for key, value, timestamp in [("many", 1, 100), ("a", 1, 150), ("a", FAILS_LATER, 155)]:
+            await source.send(value, key=key, timestamp=timestamp)
+
+    with TestDriver(app) as driver:
+        driver.run(send())
+        assert at_work[0] < BURST
+        driver.outputs(out)
+        driver.send(source, 1, key="z", timestamp=162)
+        assert [output.value for output in driver.outputs(out)] == [["a", 150, 150, 1, 150]]
 
 
 def test_a_session_is_not_gone_when_what_is_to_become_of_it_is_refused() -> None:

@@ -64,11 +64,12 @@ class Strips(Scene):
         self.buffer.fail()
 
     def forget(self, key: bytes, end: int) -> None:
-        """Forget the windows that end by a time, all of which have been given out."""
+        """Forget the windows that end by a time, all of which have been given out: none that the event at work has."""
         strip = self.buffer.strips.get(key)
-        if strip is not None and all(other is not strip for other, _ in self.buffer.at_work):
-            strip.out = len(strip.rows)
-            gone = [row for row in strip.rows if row.end <= end]
+        if strip is not None:
+            at_work = [now.end for other, steps in self.buffer.at_work if other is strip for now, _ in steps]
+            strip.out = bisect_left(strip.rows, min(at_work, default=1 << 64), key=end_of)
+            gone = [row for row in strip.rows[: strip.out] if row.end <= end]
             assert self.buffer.leave(strip, end) == len(gone)
             for row in gone:
                 del self.rows[NAMES.name(key, row.start, row.end)]
@@ -86,7 +87,7 @@ class Strips(Scene):
         assert self.buffer.held == len(self.rows)
         for strip in self.buffer.strips.values():
             assert strip.rows == sorted(strip.rows, key=end_of)
-            assert strip.rows or strip.saved or strip.flushing
+            assert strip.rows or strip.saved or strip.flushing or strip.low is not None
 
 
 @settings(deadline=None)
@@ -166,6 +167,42 @@ def test_an_event_that_empties_a_key_and_fails_leaves_it_as_it_was() -> None:
     scene.fail()
     assert scene.buffer.strips == {b"a": strip}
     scene.look()
+
+
+def test_an_event_fails_that_had_emptied_a_key_when_the_rest_was_forgotten() -> None:
+    scene, strip = written((3, 10))
+    scene.work(b"a", (256, 300), 1)
+    scene.complete()
+    scene.work(b"a", (256, 300), None)
+    scene.forget(b"a", 10)
+    scene.fail()
+    assert scene.buffer.strips == {b"a": strip}
+    scene.look()
+
+
+def test_an_event_fails_that_had_emptied_a_key_when_a_checkpoint_was_stored() -> None:
+    scene, strip = written()
+    scene.take()
+    scene.store_them()
+    scene.work(b"a", (3, 10), None)
+    scene.complete()
+    scene.take()
+    scene.work(b"a", (256, 300), 1)
+    scene.complete()
+    scene.work(b"a", (256, 300), None)
+    scene.store_them()
+    scene.fail()
+    assert scene.buffer.strips == {b"a": strip}
+    scene.look()
+
+
+def test_a_key_that_is_empty_while_an_event_is_at_work_is_let_go_of_by_the_next_checkpoint() -> None:
+    scene, _ = written()
+    scene.work(b"b", (3, 10), 1)
+    scene.forget(b"a", 10)
+    scene.complete()
+    scene.take()
+    assert list(scene.buffer.strips) == [b"b"]
 
 
 def test_what_a_failed_checkpoint_has_sent_is_deleted_by_the_next() -> None:
