@@ -100,6 +100,10 @@ class Ends:
                 yield end, list(names)
         self._given = max(self._given, upto)
 
+    def passed(self, end: int) -> bool:
+        """Has `due` come to an end by now, or passed it by?"""
+        return end <= self._given
+
     def expired(self, upto: int) -> Iterator[tuple[int, dict[bytes, Any]]]:
         """Forget the kept ends up to one; give them out with their windows, though there be none in them any more."""
         kept = self._kept

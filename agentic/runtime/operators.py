@@ -134,6 +134,8 @@ class Operator:
         self.next = 0
         #: Where windows may open again, each event looks.
         self._looks_always = table.late_policy == "reopen"
+        #: Where they may, the names of those that are still to come out of the end that is being given out.
+        self._coming: set[bytes] = set()
         self._noted = Times(-1, -1, -1, repr(self.windowing))
         self._held = -1
         #: The greatest end of windows that may have been removed; and the close time until which that was so at first.
@@ -365,10 +367,13 @@ class Operator:
                     yield None if some is None else due(pane, some)
                 continue
             rows, peek, keys = self.buffer.rows, self.buffer.peek, self.keys
+            if self._looks_always:
+                self._coming.update(names)
             for some in in_order(names, self._order):
                 if some is None:
                     yield None
                     continue
+                self._coming.difference_update(some)
                 found = [(name, *(rows.get(name) or peek(name))) for name in some]
                 yield [
                     (keys.key(name), keys.start(name), end, entry, timestamp)
@@ -450,10 +455,11 @@ class Operator:
             self._noted = times
             self.buffer.apply({TIMES: (times, max(self.time, 0))})
 
-    @property
-    def given(self) -> int:
-        """All windows that end at it or earlier have been given out."""
-        return self._given
+    def has_come_out(self, name: bytes, end: int) -> bool:
+        """Is a window closed, and has a burst that is under way not still to give it out?"""
+        if self._bursting and isinstance(self.ends, Ends):
+            return self.ends.passed(end) and name not in self._coming
+        return end <= self._given
 
     def _forget(self, close: int) -> None:
         """Remove rows that no event can need any more, some at a time."""

@@ -322,6 +322,8 @@ class WindowedView(TableView):
         for key, raw, late in self._late:
             operator.hand_out(operator.lates, key, self._wire(raw), late, late.timestamp)
         for key, raw, window in self._early:
+            if operator.has_come_out(operator.keys.name(raw, window.start, window.end), window.end):
+                continue  # it was reopened: it has come again as a correction
             operator.hand_out(operator.finals, key, self._wire(raw), window, window.timestamp)
             operator.numbers.emitted(1)
         finals = self._finals
@@ -369,9 +371,10 @@ class WindowedView(TableView):
                 operator.show(update.old),
             )
             wire = self._wire(raw)
+            name = operator.keys.name(raw, update.start, update.end)
             if operator.updates:
-                operator.hand_update(operator.keys.name(raw, update.start, update.end), key, wire, window)
-            if update.end <= operator.given and update.value is not None and operator.finals:
+                operator.hand_update(name, key, wire, window)
+            if update.value is not None and operator.finals and operator.has_come_out(name, update.end):
                 correction = Window(
                     key, update.start, update.end, window.value, update.timestamp, window.old, correction=True
                 )

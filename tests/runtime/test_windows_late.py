@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from window_support import Scene, ms, scene
+from window_support import Scene, ms, scene, shown
 
+from agentic import App, Stream
+from agentic.core.bursts import BURST
 from agentic.testing import TestDriver
 
 
@@ -87,8 +91,6 @@ def test_what_was_late_before_a_restart_is_late_after_it(delivery: str) -> None:
 
 
 def test_whoever_reads_late_values_alone_gets_them() -> None:
-    from agentic import App, Stream
-
     app = App("late", topic_partitions=1)
     source = app.topic("in", key=str, value=int)
     views = app.table("views", key=str, value=int).tumbling(ms(10)).count()
@@ -111,6 +113,69 @@ def test_whoever_reads_late_values_alone_gets_them() -> None:
 
 
 # -- late="reopen" --------------------------------------------------------------------------------
+
+
+def test_a_window_that_is_reopened_and_found_complete_comes_as_a_correction_alone() -> None:
+    app = App("late", topic_partitions=1)
+    source, out = app.topic("in", key=str, value=int), app.topic("out", key=str, value=list)
+    views = app.table("views", key=str, value=int).tumbling(ms(10), retention=ms(100), late="reopen").sum()
+
+    @app.agent(source)
+    async def add(stream: Stream[int]) -> None:
+        async for event in stream.events():
+            views.add(event.key, event.value)
+
+    @app.agent(views.emit_final(on_close=lambda window: window.value > 1), to=out)
+    async def closed(stream: Stream[Any]) -> AsyncIterator[list[Any]]:
+        async for window in stream:
+            yield shown(window)
+
+    with TestDriver(app) as driver:
+        for key, value, timestamp in [("a", 1, 1), ("b", 0, 20), ("a", 1, 2), ("a", 1, 3)]:
+            driver.send(source, value, key=key, timestamp=timestamp)
+        came = [output.value for output in driver.outputs(out)]
+        assert came == [["a", 0, 10, 1, 1], ["a", 0, 10, 2, 2, "correction"]]
+        assert driver.dropped == {"late": 1}
+
+
+def test_a_window_that_is_reopened_before_a_burst_comes_to_it_comes_once_as_it_is_then() -> None:
+    app = App("late", topic_partitions=1)
+    source, out = app.topic("in", key=str, value=list), app.topic("out", key=str, value=list)
+    views = app.table("views", key=str, value=int).tumbling(ms(10), retention=ms(100), late="reopen").sum()
+    came: list[str] = []
+    begun: list[int] = []
+
+    @app.agent(source)
+    async def add(stream: Stream[list[Any]]) -> None:
+        async for steps in stream:
+            begun.append(len(came))
+            for key, value, timestamp in steps:
+                views.add(key, value, timestamp)
+
+    @app.agent(views.emit_final(), to=out)
+    async def closed(stream: Stream[Any]) -> AsyncIterator[list[Any]]:
+        async for window in stream:
+            # Slowly, so that the next event of the source begins meanwhile.
+            await asyncio.sleep(0)
+            came.append(window.key)
+            yield shown(window)
+
+    async def send() -> None:
+        many = [[f"{n:04}", 1, start] for n in range(BURST + 100) for start in (0, 10)]
+        again = [[key, 2, start] for key in ("0000", "0550", "none") for start in (0, 10)]
+        for steps in [many, [["z", 1, 20]], again]:
+            await source.send(steps, key="s", timestamp=0)
+
+    with TestDriver(app) as driver:
+        driver.run(send())
+        assert 0 < begun[-1] < BURST
+        found = [output.value for output in driver.outputs(out)]
+        # Of the first windows a burst is under way; the second ones have their turn after it.
+        assert [[row for row in found if row[0] == key] for key in ("0000", "0550", "none")] == [
+            [["0000", 0, 10, 1, 0], ["0000", 0, 10, 3, 0, "correction"], ["0000", 10, 20, 3, 10]],
+            [["0550", 0, 10, 3, 0], ["0550", 10, 20, 3, 10]],
+            [["none", 0, 10, 2, 0, "correction"], ["none", 10, 20, 2, 10]],
+        ]
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
