@@ -4,8 +4,9 @@ Tables are shared by agents without being passed around, as a dict at the top of
 A worker has to know who shares one, since what shares a table must share its partitioning. So
 the names that a function's code refers to are looked up where Python would look them up: in
 its closure, its module's globals, and one attribute deep in modules (``tables.totals``).
-Functions and the functions of classes found on the way are followed. What is reached in
-another way, through an object's attributes for one, has to be declared.
+Functions and the functions of classes found on the way are followed. Other agents are not:
+who asks one, or casts to it, has it work in its own task. What is reached in another way,
+through an object's attributes for one, has to be declared.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def _reached(fn: Any) -> Iterator[Any]:
             todo.append(thing.__func__)
         elif isinstance(thing, type) and not _foreign(thing.__module__):
             todo += [_plain(member) for member in vars(thing).values()]
-        elif isinstance(wrapped := getattr(thing, "fn", None), FunctionType):
-            todo.append(wrapped)  # an agent or a command, referred to by its decorated name
+        elif not _foreign(type(thing).__module__) and isinstance(wrapped := getattr(thing, "fn", None), FunctionType):
+            todo.append(wrapped)  # what somebody's decorator has made of a function
 
 
 def _referred(fn: FunctionType) -> Iterator[Any]:

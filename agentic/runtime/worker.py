@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from agentic import brokers
 from agentic.app import App
-from agentic.brokers.base import Broker, TopicPartition
+from agentic.brokers.base import Broker, Consumer, TopicPartition
 from agentic.errors import BrokerUnavailable
 from agentic.runtime import changelogs, topics
 from agentic.runtime.asking import Asker
@@ -19,6 +19,7 @@ from agentic.runtime.checkpoint import Checkpointer, Outcome
 from agentic.runtime.globals import Globals
 from agentic.runtime.holding import Holding
 from agentic.runtime.identity import Slotfile
+from agentic.runtime.others import Others
 from agentic.runtime.outbox import AGAIN, AppOutlet, Outbox, wall_ms
 from agentic.runtime.purge import Purge, purgeable
 from agentic.runtime.recovery import Recovery
@@ -92,6 +93,7 @@ class Worker(Part):
         self.standbys: Standbys | None = None
         self._now = now
         self._reporters = list(reporters)
+        self._consumer: Consumer | None = None
         self._checkpointer: Checkpointer | None = None
         self._globals: Globals | None = None
         self._recovery: Recovery | None = None
@@ -144,7 +146,7 @@ class Worker(Part):
 
     async def _start_agents(self, outbox: Outbox, counts: Mapping[str, int]) -> None:
         app, settings = self.app, self.app.settings
-        consumer = self.broker.consumer(
+        consumer = self._consumer = self.broker.consumer(
             app.name,
             [topic.name for topic in app.sources()],
             instance=settings.instance,
@@ -254,15 +256,17 @@ class Worker(Part):
         """Return when the input of all sources has been worked off and committed.
 
         That is: every partition of the group is owned, ours are read to their end, nothing is
-        under way, and a fresh look at the ends says the same after the commit. Timers on the
-        wall clock and tasks are not waited for.
+        under way, and a fresh look at the ends says the same after the commit; and what stood in the
+        partitions of others when we came so far is committed, be it by them or, when they have
+        died, by us. Timers on the wall clock and tasks are not waited for.
         """
         assignment = self.assignment
-        if assignment is None:
+        if assignment is None or self._consumer is None:
             return
+        others = Others(self.broker, self._consumer)
         while True:
             assignment.progress.clear()
-            if await self._all_done(assignment):
+            if await self._all_done(assignment, others):
                 # What comes out of the last windows is work again.
                 closed = [task.close_idle() for task in assignment.tasks.values()]
                 if not any(closed):
@@ -273,7 +277,7 @@ class Worker(Part):
             except TimeoutError:
                 continue
 
-    async def _all_done(self, assignment: Assignment) -> bool:
+    async def _all_done(self, assignment: Assignment, others: Others) -> bool:
         def worked_off() -> bool:
             return not assignment.backlog and all(source.caught_up for source in assignment.sources.values())
 
@@ -284,21 +288,24 @@ class Worker(Part):
             return False
         before = reached()
         await self.checkpoint()
-        if not worked_off() or not await self._all_owned(assignment):
+        if not worked_off() or not await self._none_is_left(assignment, others):
             return False
         # A commit of ours to a topic that we read ourselves may not be visible yet; it is input all the same.
         ends = await self.broker.end_offsets(list(assignment.sources), with_open=True)
         # What came after the checkpoint may have had effects that the ends do not show.
         return worked_off() and reached() == before and all((before[tp] or 0) >= end for tp, end in ends.items())
 
-    async def _all_owned(self, assignment: Assignment) -> bool:
-        """Is there no partition of our sources that nobody has taken yet?"""
+    async def _none_is_left(self, assignment: Assignment, others: Others) -> bool:
+        """Is there no partition of our sources that nobody has taken yet, or whose owner has work to do?"""
         known = await self.broker.topics()
-        every = {(topic.name, n) for topic in self.app.sources() for n in range(known.get(topic.name, 0))}
-        if every <= set(assignment.sources):
+        every = {TopicPartition(topic.name, n) for topic in self.app.sources() for n in range(known.get(topic.name, 0))}
+        theirs = every - set(assignment.sources)
+        if not theirs:
             return True
         group = await self.broker.describe_group(self.app.name)
-        return every <= {tp for owned in group.members.values() for tp in owned} | set(assignment.sources)
+        if not theirs <= {tp for owned in group.members.values() for tp in owned}:
+            return False
+        return not await others.left(theirs)
 
 
 def _bound(reporter: Reporter, app: App) -> Callable[[], Awaitable[None]]:

@@ -16,6 +16,7 @@ from agentic.brokers.base import TopicPartition
 from agentic.brokers.embedded.consumer import EmbeddedConsumer
 from agentic.brokers.memory import MemoryBroker
 from agentic.runtime.assignment import groups
+from agentic.runtime.others import Others
 from agentic.runtime.task import Task
 from agentic.runtime.worker import Worker
 
@@ -212,6 +213,40 @@ def test_used_up_means_internal_topics_too() -> None:
         await worker.used_up()
         await worker.stop()
         assert await outputs(broker) == Counter(range(100))
+
+    asyncio.run(scenario())
+
+
+def test_used_up_means_what_another_member_has_not_committed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[bool] = []
+    left = Others.left
+
+    async def looked(self: Others, theirs: Any) -> bool:
+        looks.append(await left(self, theirs))
+        return looks[-1]
+
+    monkeypatch.setattr(Others, "left", looked)
+
+    async def scenario() -> None:
+        broker = MemoryBroker()
+        first, second = Worker(passing(), broker=broker), Worker(passing(), broker=broker)
+        await first.start()
+        await second.start()
+        await until(lambda: len(owned(first)) == 2 and len(owned(second)) == 2)
+        await append(broker, range(40))
+        await until(lambda: second.app.metrics.total("events_in") == 20)
+        used_up = asyncio.create_task(first.used_up())
+        await until(lambda: len(looks) == 3)
+        assert looks == [True] * 3
+        assert not used_up.done()
+        # What comes from now on is not waited for: the other may work on a stream without end.
+        await second.checkpoint()
+        await append(broker, range(40, 80))
+        await until(lambda: first.app.metrics.total("events_in") == 40)
+        await used_up
+        assert looks[-1] is False
+        await second.stop()
+        await first.stop()
 
     asyncio.run(scenario())
 

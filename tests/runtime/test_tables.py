@@ -409,6 +409,30 @@ def test_a_table_that_the_code_does_not_show_has_to_be_declared() -> None:
         assert driver.table(tables["rows"]) == {"k": 1}
 
 
+def test_who_asks_an_agent_does_not_use_its_tables() -> None:
+    app = App("asking", topic_partitions=1)
+    lookups, orders = app.topic("lookups", key=str, value=str), app.topic("orders", key=str, value=str)
+    asked = app.table("asked", key=str, value=int, default=int)
+
+    @app.agent(lookups, replies=True)
+    async def price(stream: Stream[str]) -> AsyncIterator[int]:
+        async for item in stream:
+            asked[item] += 1
+            if stream.attempt > 1:
+                stream.defer(1)
+            yield 1
+
+    @app.agent(orders, concurrency=4)
+    async def bill(stream: Stream[str]) -> None:
+        async for item in stream:
+            await price.ask(item, key=item)
+
+    assert asked in app.agents["price"].tables
+    assert app.agents["price"].deferred is not None
+    assert app.agents["bill"].tables == ()
+    assert app.agents["bill"].deferred is None
+
+
 def test_an_agent_before_its_loop_has_no_partition_to_look_into() -> None:
     app = App("early", topic_partitions=1)
     calls = app.topic("calls", key=str)
