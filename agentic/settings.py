@@ -262,7 +262,8 @@ def _check(name: str, value: object, hint: Any, origin: str) -> None:
     if not fits:
         wanted = " or ".join(_KIND_NAMES.get(kind, kind.__name__) for kind in kinds)
         what = "it" if name == "kafka" else _quoted(value)  # there may be a password in it
-        raise ConfigurationError(f"{shown}: {what} is a {type(value).__name__}, and must be {wanted}")
+        way = f": write timedelta(seconds={value})" if timedelta in kinds and type(value) in (int, float) else ""
+        raise ConfigurationError(f"{shown}: {what} is a {type(value).__name__}, and must be {wanted}{way}")
 
 
 #: How a message calls a type whose own name says less.

@@ -19,7 +19,8 @@ def run(ctx: click.Context, live: bool) -> None:
     """Run the app until its input is used up.
 
     It is a worker for demos and batches: it ends when all that stood in the source topics is worked
-    off and committed.
+    off and committed, by whichever member of the group. A member that has died keeps its partitions
+    until its session ends, and is waited for. Events that agents have put off are not.
     """
     choice = current()
     app = choice.app()

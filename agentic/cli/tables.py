@@ -115,7 +115,7 @@ def _get_windows(table: WindowedTable[Any, Any], wire: bytes) -> None:
 @tables.command()
 @_NAME
 @click.option("--prefix", metavar="P", help="Only keys that begin so: text, or the first parts of a tuple as JSON.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most N rows.")
+@click.option("-n", "--limit", type=click.IntRange(min=1), metavar="N", help="At most N rows.")
 @click.option("--jsonl", is_flag=True, help="Lines of JSON, as 'tables load' reads them.")
 def ls(name: str, prefix: str | None, limit: int | None, jsonl: bool) -> None:
     """Show rows in the order of their keys.

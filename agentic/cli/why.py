@@ -17,6 +17,7 @@ from agentic.windows import WindowedTable
 @click.argument("table", shell_complete=table_names)
 @click.argument("key", required=False)
 @click.option(
+    "-n",
     "--limit",
     type=click.IntRange(min=1),
     metavar="N",

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentic.brokers.base import Broker, Consumer
+from agentic.brokers.base import Broker, Consumer, TopicPartition
 from agentic.errors import BrokerUnavailable, StateMismatch, named
 from agentic.metrics import Metrics
 from agentic.runtime import tails
@@ -99,9 +99,10 @@ class Recovery:
                     ready(task)
             # All are looked at before: who sets positions right wants to know of every one.
             positions.check()
-            self._tell_unsure(positions)
+            coming = {each.tp for those in todo.values() for each in those}
+            self._tell_unsure([tp for tp in positions.unsure if tp not in coming])
             if todo:
-                await self._restore(todo, ready)
+                await self._restore(todo, ready, positions.unsure)
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - a task that can't be brought up stops the worker
@@ -140,14 +141,14 @@ class Recovery:
         positions.look_at_changelogs(sources, changelogs)
         return found
 
-    def _tell_unsure(self, positions: Positions) -> None:
-        if positions.unsure and not self._told_unsure:
+    def _tell_unsure(self, unsure: Sequence[TopicPartition]) -> None:
+        if unsure and not self._told_unsure:
             self._told_unsure = True
             log.warning(
                 "the group has committed nothing of what fills %s, and there are rows: as they should be if they were "
                 "loaded, or a worker died before its first commit; if the group was deleted, its events count twice, "
                 "and 'agentic reset' begins anew",
-                named("changelog partition", map(str, positions.unsure)),
+                named("changelog partition", map(str, unsure)),
             )
 
     async def _patiently(self, ask: Callable[[], Any]) -> Any:
@@ -161,15 +162,23 @@ class Recovery:
 
     # -- restoring ----------------------------------------------------------------------------
 
-    async def _restore(self, todo: Mapping[Task, list[Restoration]], ready: Callable[[Task], None]) -> None:
+    async def _restore(
+        self,
+        todo: Mapping[Task, list[Restoration]],
+        ready: Callable[[Task], None],
+        unsure: Sequence[TopicPartition],
+    ) -> None:
         every = [each for those in todo.values() for each in those]
         task_of = {each: task for task, those in todo.items() for each in those}
         unfinished = {task: len(those) for task, those in todo.items()}
         self.restorations += every
+        by_state = {task.state: those for task, those in todo.items() if task.state is not None}
+        shares = self._restorers.shares(by_state) if self._restorers is not None else []
         log.info(
-            "restoring %s: %d records",
+            "restoring %s: %d records%s",
             ", ".join(f"{each.table}[{each.tp.partition}]" for each in every),
             sum(each.target - each.begun for each in every),
+            f", by processes beside this one: {len(shares)}" if shares else "",
         )
 
         def took(each: Restoration, count: int) -> None:
@@ -177,16 +186,15 @@ class Recovery:
 
         def done(each: Restoration) -> None:
             task = task_of[each]
-            self._tell(each, task)
+            if each.restored:
+                self._tell(each, task)
+                # Else there were markers of transactions and nothing else: a worker died before its first commit.
+                self._tell_unsure([each.tp] if each.tp in unsure else [])
             unfinished[task] -= 1
             if not unfinished[task]:
                 ready(task)
 
         try:
-            shares = []
-            if self._restorers is not None:
-                by_state = {task.state: those for task, those in todo.items() if task.state is not None}
-                shares = self._restorers.shares(by_state)
             elsewhere = {each for share in shares for one in share for each in one.restorations}
             await self._together(shares, [each for each in every if each not in elsewhere], took, done)
         finally:

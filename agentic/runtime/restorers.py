@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("agentic.worker")
 
-#: Records that a process of its own is worth: it takes some tenths of a second to start.
-WORTH = 300_000
+#: Records that a process of its own is worth: it takes half a second to start, more where the machine is busy.
+WORTH = 500_000
 #: The most processes, where the settings leave it open: the broker and other workers want some of the machine.
 MOST = 4
 #: Seconds that a process is given to finish its write when its stores are wanted back; then it is killed.

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from agentic import brokers
 from agentic.app import App
 from agentic.asking import Client
-from agentic.errors import AgenticError, BrokerError
+from agentic.errors import AgenticError, BrokerError, many
 from agentic.runtime import topics
 from agentic.runtime.asking import Asker
 from agentic.runtime.logging import setup
@@ -152,6 +152,8 @@ async def _until_stopped(worker: Worker, ends: bool) -> None:
     for wait in done:
         if (error := wait.exception()) is not None:
             worker.fail(error)
+    if ends and (parked := round(worker.app.metrics.total("parked"))):
+        log.info("%s put off or behind one, and not waited for: see 'agentic deferred ls'", many(parked, "event"))
 
 
 async def _end(worker: Worker, worded: Callable[[str], str]) -> int:

@@ -378,3 +378,26 @@ def test_a_live_table_is_drawn_anew_on_a_terminal_of_another_size(monkeypatch: p
         assert "\x1b[?25h" in screen.getvalue(), "the cursor is shown again"
 
     asyncio.run(scenario())
+
+
+def test_run_says_that_events_are_put_off_and_not_waited_for(words: Shell, started: Start) -> None:
+    words.write(
+        "later.py",
+        """
+        from agentic import App
+
+        app = App("later", topic_partitions=1)
+        letters = app.topic("letters", key=str, value=str)
+
+        @app.agent(letters, concurrency=2)
+        async def post(stream):
+            async for letter in stream:
+                stream.defer(3600)
+        """,
+    )
+    words.ok("-A", "later", "topics", "create")
+    for key in "ab":
+        words.ok("-A", "later", "send", "letters", "hello", "--key", key)
+    process = started("-A", "later", "run")
+    until(process, r"2 events put off or behind one, and not waited for: see 'agentic deferred ls'")
+    assert process.wait(60) == 0

@@ -102,3 +102,8 @@ def test_the_state_of_kafka_is_not_kept_where_that_of_the_embedded_log_is() -> N
     assert state_dir({"broker": "kafka://h:9092"}, {"AGENTIC_BROKER": "local://log"}) == ".agentic/state"
     assert state_dir({"broker": "kafka://h:9092", "state_dir": "mine"}, {}) == "mine"
     assert state_dir({"broker": "kafka://h:9092"}, {"AGENTIC_STATE_DIR": ".agentic/state"}) == ".agentic/state"
+
+
+def test_seconds_as_a_number_are_refused_with_what_to_write() -> None:
+    assert "write timedelta(seconds=0.2)" in refused(commit_interval=0.2)
+    assert "write timedelta" not in refused(commit_interval="soon")
