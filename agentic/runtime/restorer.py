@@ -20,7 +20,6 @@ import json
 import logging
 import os
 import pickle
-import signal
 import sys
 import threading
 import time
@@ -182,8 +181,6 @@ def _listen(loop: asyncio.AbstractEventLoop, tasks: Sequence[_Task]) -> None:
 
 def main() -> None:
     """Do the job that comes by standard input."""
-    # A Ctrl-C at the terminal is for the worker, which then wants its stores back.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(handlers=[_Words()], level=logging.WARNING)
     # Rows by the hundred thousand come and go, and nothing of them is ever in a circle.
     gc.disable()

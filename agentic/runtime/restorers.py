@@ -45,7 +45,11 @@ PATIENCE = 10.0
 LONGEST_LINE = 1 << 20
 #: What the codecs of a table may be made of, to be sent to a process that has not imported the app.
 _KNOWN = {"agentic", "builtins", "datetime", "uuid", "typing", "types", "collections", "decimal", "pathlib"}
-_BEGIN = "from agentic.runtime.restorer import main; main()"
+#: What a process does. A Ctrl-C at the terminal is for the worker, which then wants its stores back: so it is
+#: nothing to the process from the start, which takes some tenths of a second.
+_BEGIN = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from agentic.runtime.restorer import main; main()"
+)
 
 
 @dataclass(eq=False)
