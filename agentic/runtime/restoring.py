@@ -16,6 +16,8 @@ from agentic.runtime.replay import Replay, Replayed
 #: of the tree are written twice.
 BATCH_BYTES = 24 << 20
 BATCH_ROWS = 200_000
+#: Bytes of rows that all restorations together collect at most: with many partitions each writes less at once.
+ALL_BYTES = 4 * BATCH_BYTES
 #: Seconds that a reader waits at most before it looks round.
 LOOK_ROUND = 1.0
 
@@ -76,11 +78,11 @@ class Restoration:
     async def bring(self) -> None:
         """Write what was taken when it is much, or the last; what is done is written then."""
         if self.done or self.replay.size >= BATCH_BYTES or len(self.replay) >= BATCH_ROWS:
-            await self._write()
+            await self.write()
         if self.done and self.writing is not None:
             await self.writing
 
-    async def _write(self) -> None:
+    async def write(self) -> None:
         """Write what was collected, beside the next reading; one write of a table at a time."""
         if self.writing is not None:
             await self.writing
@@ -119,6 +121,9 @@ async def restore(
                     await each.bring()
                     if each.done and not each.sink.closed:
                         done(each)
+                running = [each for those in by_tp.values() for each in those]
+                if sum(each.replay.size for each in running) > ALL_BYTES:
+                    await max(running, key=lambda each: each.replay.size).write()
             by_tp = {tp: left for tp, every in by_tp.items() if (left := [each for each in every if not each.over])}
     finally:
         await reader.close()
