@@ -24,7 +24,7 @@ from agentic.brokers.kafka.consumer import KafkaConsumer
 from agentic.brokers.kafka.producer import KafkaProducer
 from agentic.brokers.kafka.transactions import TransactionalProducer as KafkaTransactions
 from agentic.core.ledger import Committed
-from agentic.runtime import recovery
+from agentic.runtime import restoring
 from agentic.runtime.assignment import Assignment
 from agentic.runtime.checkpoint import Checkpointer
 from agentic.runtime.outbox import Outbox
@@ -123,7 +123,7 @@ def _flushes(how: Callable[..., None], strike: Strike) -> None:
 
 def _restored(strike: Strike) -> None:
     # A table is restored in several writes, however few its rows.
-    recovery.BATCH_ROWS = 1
+    restoring.BATCH_ROWS = 1
     after(strike, TaskState, "restore")
 
 
