@@ -70,7 +70,7 @@ class Late(msgspec.Struct, Generic[K], frozen=True):
     Attributes:
         timestamp: the value's, in ms.
         start, end: of the window.
-        by: how much too late it was, in ms of stream time.
+        by: how much too late it was, in ms of stream time; below zero where ``on_close=`` had closed it early.
     """
 
     key: K

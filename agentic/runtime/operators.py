@@ -312,7 +312,9 @@ class Operator:
         merged, self._merged = self._merged, {}
         if not self._gate.ended:
             for key, wire, window in merged.values():
-                self.hand_out(self.updates, key, wire, window, window.timestamp)
+                # Of one that has come and gone meanwhile nobody has heard (spec, C.1).
+                if window.value is not None or window.old is not None:
+                    self.hand_out(self.updates, key, wire, window, window.timestamp)
 
     def emit(self) -> None:
         """Give out the windows that are closed by now, in order, and forget what is not needed any more."""

@@ -13,11 +13,12 @@ from agentic import App, Stream, Topic
 from agentic.testing import TestDriver
 
 
-def app_of(emit: Any, **settings: Any) -> tuple[App, Topic[Any, Any], Topic[Any, Any]]:
-    """An app that sums in windows of ten, and sends what ``emit(views)`` gives."""
+def app_of(emit: Any, *, sessions: bool = False, **settings: Any) -> tuple[App, Topic[Any, Any], Topic[Any, Any]]:
+    """An app that sums in windows, or sessions, of ten, and sends what ``emit(views)`` gives."""
     app = App("early", topic_partitions=1, **settings)
     source, out = app.topic("in", key=str, value=int), app.topic("out", key=str, value=list)
-    views = app.table("views", key=str, value=int).tumbling(ms(10)).sum()
+    table = app.table("views", key=str, value=int)
+    views = (table.session(ms(10)) if sessions else table.tumbling(ms(10))).sum()
 
     @app.agent(source)
     async def add(stream: Stream[int]) -> None:
@@ -79,6 +80,20 @@ def test_updates_are_merged_for_a_time_and_show_the_value_before_the_first() -> 
         second = values(driver, out)
     assert sorted(first) == [["a", 0, 10, 7, 3, None], ["a", 10, 20, 8, 15, None], ["b", 0, 10, 5, 2, None]]
     assert second == [["a", 10, 20, 24, 16, 8]]
+
+
+def test_of_a_session_that_comes_and_goes_between_merged_updates_nothing_is_heard() -> None:
+    app, source, out = app_of(lambda views: views.emit_update(within=timedelta(seconds=5)), sessions=True)
+
+    async def send_all(*timestamps: int) -> None:
+        for timestamp in timestamps:
+            await source.send(1, key="a", timestamp=timestamp)
+
+    with TestDriver(app) as driver:
+        driver.run(send_all(1, 4, 9))
+        assert values(driver, out) == [["a", 1, 9, 3, 9, None]]
+        driver.run(send_all(12, 15))
+        assert values(driver, out) == [["a", 1, 9, None, 9, 3], ["a", 1, 15, 5, 15, None]]
 
 
 def test_a_timestamp_of_the_far_future_is_refused_and_moves_no_time() -> None:
