@@ -11,15 +11,12 @@ from typing import Any
 
 from agentic.core.windows import FixedWindowing, Refused, Update
 from agentic.runtime.operators import Operator
-from agentic.runtime.tables import MAX_KEY, Layout
-from agentic.runtime.windowing import WindowedView
+from agentic.runtime.tables import Layout
+from agentic.runtime.windowing import Value, WindowedView
 from agentic.state.buffer import Row
 from agentic.state.panes import Pane, PanedBuffer
 from agentic.stream import Event
 from agentic.windows import Window, WindowedTable
-
-#: What is put in: key, its bytes, value, timestamp in ms.
-Value = tuple[Any, bytes, Any, int]
 
 
 class PanedView(WindowedView):
@@ -68,21 +65,7 @@ class PanedView(WindowedView):
         self._put(((key, raw, value, timestamp),))
 
     def add_many(self, events: Iterable[Event]) -> None:
-        if self._slot.working_on is None:
-            raise self._no_event()
-        same_bytes, takes_null = self._same_bytes, self._fixed.takes_null
-        values: list[Value] = []
-        for event in events:
-            key, value, raw = event.key, event.value, event.raw_key
-            if key is None:
-                self._refuse("null_key")
-            elif value is None and not takes_null:
-                self._refuse("null_value")
-            else:
-                if raw is None or len(raw) > MAX_KEY or event.origin.topic not in same_bytes:
-                    raw = self._admit(key, event)
-                values.append((key, raw, value, event.timestamp))
-        self._put(values)
+        self._put(self._values(events))
 
     def _put(self, values: Iterable[Value]) -> None:
         """Put values into the panes that they are in."""

@@ -25,6 +25,9 @@ from agentic.windows import Late, Window, WindowedTable
 if TYPE_CHECKING:
     from agentic.runtime.instance import Instance
 
+#: What is put in: key, its bytes, value, timestamp in ms.
+Value = tuple[Any, bytes, Any, int]
+
 
 class WindowedView(TableView):
     """See `agentic.windows.WindowView`; and `agentic.core.windows.Rows`, which it is for the operator's algorithm."""
@@ -111,18 +114,26 @@ class WindowedView(TableView):
         self._put_in(key, raw, value, event.timestamp if timestamp is None else timestamp)
 
     def add_many(self, events: Iterable[Event]) -> None:
+        for key, raw, value, timestamp in self._values(events):
+            self._put_in(key, raw, value, timestamp)
+
+    def _values(self, events: Iterable[Event]) -> list[Value]:
+        """Return what is to be put in of events."""
         if self._slot.working_on is None:
             raise self._no_event()
+        same_bytes, takes_null = self._same_bytes, self._windowing.takes_null
+        values: list[Value] = []
         for event in events:
-            if event.key is None:
+            key, value, raw = event.key, event.value, event.raw_key
+            if key is None:
                 self._refuse("null_key")
-            elif event.value is None and not self._windowing.takes_null:
+            elif value is None and not takes_null:
                 self._refuse("null_value")
             else:
-                raw = self._encode_key(event.key)
-                if raw != event.raw_key:
-                    self._check(raw, event.key)
-                self._put_in(event.key, raw, event.value, event.timestamp)
+                if raw is None or len(raw) > MAX_KEY or event.origin.topic not in same_bytes:
+                    raw = self._admit(key, event)
+                values.append((key, raw, value, event.timestamp))
+        return values
 
     def _comes(self, timestamp: int) -> bool:
         """Let the table's time move to that of a value that comes; return whether it is one that is taken."""

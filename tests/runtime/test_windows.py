@@ -177,6 +177,18 @@ def test_add_many_does_what_add_does_for_each(kind: str) -> None:
     assert outcome(one) == outcome(lambda views, event: views.add_many([event]))
 
 
+@pytest.mark.parametrize("kind", ["tumbling", "session"])
+def test_add_many_refuses_a_key_that_is_too_long_as_add_does(kind: str) -> None:
+    def add(views: Any, event: Event) -> None:
+        views.add_many([event])
+
+    here = scene(lambda table: getattr(table, kind)(ms(10)).count(), add, on_error="skip")
+    with TestDriver(here.app) as driver:
+        here.send(driver, "k" * 70_000 + " 1@1", "a 1@2", "a 1@50")
+        assert driver.dropped == {"agent_error": 1}
+        assert [row[0] for row in here.came(driver, here.finals)] == ["a"]
+
+
 def test_add_many_takes_a_batch_at_once() -> None:
     app = App("batches", topic_partitions=1)
     source, out = app.topic("in", key=str), app.topic("out", key=str, value=list)
