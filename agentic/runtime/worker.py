@@ -197,7 +197,9 @@ class Worker(Part):
         processes = settings.restore_processes
         if processes is None:
             processes = default_processes()
-        alone = self._given_broker or settings.broker.startswith("memory://") or not sys.executable
+        # Of a frozen app the executable is the app itself.
+        alone = self._given_broker or not sys.executable or hasattr(sys, "frozen")
+        alone = alone or settings.broker.startswith("memory://")
         return None if alone or processes == 0 else Restorers(settings, processes)
 
     def _transactional_id(self) -> str:
