@@ -69,7 +69,13 @@ class StripedView(WindowedView):
         steps: list[Step] = []
         self._work.append((strip, steps))
         stored = None if self._plain and not self.buffer.trimmed else _Stored(self, raw)
-        refused, finals = self._into(strip.rows, value, timestamp, close, self._aggregate, steps, stored)
+        try:
+            refused, finals = self._into(strip.rows, value, timestamp, close, self._aggregate, steps, stored)
+        except BaseException:
+            # The agent may go on all the same: then the value is in none of its windows, rather than in some.
+            strip.undo(steps, strip.rows)
+            steps.clear()
+            raise
         if finals:
             self._finals = True
         if refused:

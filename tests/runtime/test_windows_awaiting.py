@@ -106,6 +106,28 @@ def test_a_session_is_not_gone_when_what_is_to_become_of_it_is_refused() -> None
         assert here.came(driver, here.finals) == [["a", 1, 8, 3, 8]]
 
 
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_value_that_one_of_its_sliding_windows_refuses_is_in_none_of_them(concurrency: int) -> None:
+    def combine(total: list[int], value: int) -> list[int]:
+        if value == FAILS_LATER and len(total) == 2:
+            raise ValueError("as asked")
+        return [*total, value]
+
+    def add(views: WindowedTable[Any, Any], event: Event) -> None:
+        try:
+            views.add(event.key, event.value)
+        except ValueError:
+            assert event.value == FAILS_LATER
+
+    def windows(table: Any) -> Any:
+        return table.sliding(ms(10), grace=ms(50)).aggregate(list, combine)
+
+    here = scene(windows, add, value=list[int], agent={"concurrency": concurrency})
+    with TestDriver(here.app) as driver:
+        here.send(driver, "a 1@100", "a 2@103", "a 3@106", f"a {FAILS_LATER}@105", "z 1@1000")
+        assert [row[3] for row in here.came(driver, here.finals)] == [[1], [1, 2], [1, 2, 3], [2, 3], [3]]
+
+
 @pytest.mark.parametrize("kind", ["tumbling", "session"])
 def test_there_are_as_many_windows_as_can_be_read(kind: str) -> None:
     def add(views: WindowedTable[Any, Any], event: Event) -> None:
