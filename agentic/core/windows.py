@@ -310,21 +310,20 @@ class TimeWindows:
     def add(
         self, rows: Rows, key: bytes, value: Any, timestamp: int, time: int, close: int, aggregate: Aggregate
     ) -> Change:
-        updates: list[Update] = []
+        steps: list[Step] = []
         refused: list[Refused] = []
         for start in self.starts(timestamp):
             end = start + self.size
             if end <= close:
                 refused.append(Refused(start, end))
                 continue
-            updates.append(self._into(rows, key, start, end, value, timestamp, aggregate))
-        return Change(updates, refused)
-
-    @staticmethod
-    def _into(rows: Rows, key: bytes, start: int, end: int, value: Any, timestamp: int, aggregate: Aggregate) -> Update:
-        old = rows.get(key, start, end)
-        if old is None:
-            total, newest = into(aggregate, None, 0, value, timestamp)
-        else:
-            total, newest = into(aggregate, old.value, old.timestamp, value, timestamp)
-        return put(rows, key, start, end, old, total, newest)
+            old = rows.get(key, start, end)
+            if old is None:
+                total, newest = into(aggregate, None, 0, value, timestamp)
+            else:
+                total, newest = into(aggregate, old.value, old.timestamp, value, timestamp)
+            steps.append((Row(start, end, total, newest), old))
+        # Not before: an aggregate may raise for one of them, and then the value is in none.
+        return Change(
+            [put(rows, key, row.start, row.end, old, row.value, row.timestamp) for row, old in steps], refused
+        )

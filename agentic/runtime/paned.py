@@ -86,31 +86,37 @@ class PanedView(WindowedView):
                 if refused:
                     self._note_late(key, raw, value, timestamp, refused, close)
             self._finals = True
-            for pane in self._into:
-                rows = pane.rows
-                before = rows.get(raw)
-                old = None
-                if before is None:
-                    total, newest = begin(value), timestamp
-                else:
-                    entry, newest = before
-                    if entry is None:
-                        entry, newest = self.buffer.stored_row(pane, raw)
-                    old = entry if value_of is None else value_of(entry)
-                    total = add(old, value)
-                    if newest < timestamp:
-                        newest = timestamp
-                if total.__class__ is scalar:
-                    row = rows[raw] = (total, newest)
-                elif total is not None:
-                    row = rows[raw] = (self._entry(total), newest)
-                else:
-                    # It has been erased by its aggregate (spec, A.5).
-                    row = (None, newest)
-                    rows.pop(raw, None)
-                writes.append((pane, raw, row, before))
-                if operator.updates:
-                    self._updates.append((key, raw, Update(pane.start, pane.end, total, old, newest)))
+            begun = len(writes)
+            try:
+                for pane in self._into:
+                    rows = pane.rows
+                    before = rows.get(raw)
+                    old = None
+                    if before is None:
+                        total, newest = begin(value), timestamp
+                    else:
+                        entry, newest = before
+                        if entry is None:
+                            entry, newest = self.buffer.stored_row(pane, raw)
+                        old = entry if value_of is None else value_of(entry)
+                        total = add(old, value)
+                        if newest < timestamp:
+                            newest = timestamp
+                    if total.__class__ is scalar:
+                        row = rows[raw] = (total, newest)
+                    elif total is not None:
+                        row = rows[raw] = (self._entry(total), newest)
+                    else:
+                        # It has been erased by its aggregate (spec, A.5).
+                        row = (None, newest)
+                        rows.pop(raw, None)
+                    writes.append((pane, raw, row, before))
+                    if operator.updates:
+                        self._updates.append((key, raw, Update(pane.start, pane.end, total, old, newest)))
+            except BaseException:
+                # The agent may go on all the same: then the value is in none of its windows, rather than in some.
+                self._undo(begun)
+                raise
 
     def _find(self, timestamp: int, close: int) -> list[Refused]:
         """Find the panes that a time is in; return the windows that are closed."""
@@ -145,13 +151,20 @@ class PanedView(WindowedView):
         self._over()
 
     def forget(self) -> None:
-        for pane, raw, _, before in reversed(self._writes):
+        self._undo(0)
+        super().forget()
+
+    def _undo(self, begun: int) -> None:
+        """Take back the writes from the one with this number on, and what was noted of them."""
+        undone = self._writes[begun:]
+        for pane, raw, _, before in reversed(undone):
             if before is None:
                 pane.rows.pop(raw, None)
             else:
                 pane.rows[raw] = before
-        self._writes.clear()
-        super().forget()
+        del self._writes[begun:]
+        if undone and self._operator.updates:
+            del self._updates[-len(undone) :]
 
     # -- reading ------------------------------------------------------------------------------
 

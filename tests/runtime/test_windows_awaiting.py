@@ -128,6 +128,29 @@ def test_a_value_that_one_of_its_sliding_windows_refuses_is_in_none_of_them(conc
         assert [row[3] for row in here.came(driver, here.finals)] == [[1], [1, 2], [1, 2, 3], [2, 3], [3]]
 
 
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_value_that_one_of_its_hopping_windows_refuses_is_in_none_of_them(concurrency: int) -> None:
+    def combine(total: list[int], value: int) -> list[int]:
+        if value == FAILS_LATER and len(total) == 1:
+            raise ValueError("as asked")
+        return [*total, value]
+
+    def add(views: WindowedTable[Any, Any], event: Event) -> None:
+        try:
+            views.add(event.key, event.value)
+        except ValueError:
+            assert event.value == FAILS_LATER
+
+    def windows(table: Any) -> Any:
+        return table.hopping(ms(10), every=ms(5), grace=ms(50)).aggregate(list, combine)
+
+    here = scene(windows, add, value=list[int], agent={"concurrency": concurrency})
+    with TestDriver(here.app) as driver:
+        # In [95, 105) there are two values by then, in [100, 110) one.
+        here.send(driver, "a 1@96", "a 2@102", f"a {FAILS_LATER}@104", "a 3@106", "z 1@1000")
+        assert [row[3] for row in here.came(driver, here.finals)] == [[1], [1, 2], [2, 3], [3]]
+
+
 @pytest.mark.parametrize("kind", ["tumbling", "session"])
 def test_there_are_as_many_windows_as_can_be_read(kind: str) -> None:
     def add(views: WindowedTable[Any, Any], event: Event) -> None:
