@@ -335,10 +335,9 @@ class Pool(Stationed):
         if self._failed or lane.closing:
             return False
         now = self._time()
-        if self._swift and self._inbox and not lane.stations:
-            begun = self._begin_swiftly(lane, now)
-            if begun is not None:
-                return begun
+        # What is ready goes first: those that wait behind it may have no place until it is done.
+        if self._swift and self._inbox and not lane.stations and not stations.ready:
+            return self._begin_swiftly(lane, now)
         gate = self.place.gate
         passable = gate is None or gate.passable
         if not (stations.ready if passable else self._ready_children()) and not self._issue(now, passable):
@@ -352,14 +351,12 @@ class Pool(Stationed):
             self._call()
         return True
 
-    def _begin_swiftly(self, lane: Lane[Any], now: float) -> bool | None:
-        """The same for the plain agent, from the inbox in few steps; None where a station is ready and goes first."""
+    def _begin_swiftly(self, lane: Lane[Any], now: float) -> bool:
+        """The same for the plain agent, of which no station is ready, from the inbox in few steps."""
         stations, inbox = self.stations, self._inbox
         while inbox and len(stations.live) < self._most:
             event = inbox[0]
             free = stations.free(event.raw_key)
-            if not free and stations.ready:
-                return None
             self._issued += 1
             if self._issued % LOOK_AT_SPAN == 0 and self._span_full(event):
                 self._issued -= 1

@@ -84,3 +84,16 @@ def test_an_event_that_a_task_of_the_agents_own_has_come_for_keeps_its_key_busy(
             driver.send(source, n, key="a")
         driver.advance(5)
         assert story == [(what, n) for n in range(3) for what in ("begun", "done")]
+
+
+def test_what_is_to_be_tried_again_goes_first_where_all_places_are_taken_by_those_behind_it() -> None:
+    retry = Retry(attempts=3, first=1, max=1, jitter="none")
+    app, source, sink, _ = waiting(retry=retry)
+    behind = 1_000  # more than an agent gives places to
+    with TestDriver(app) as driver:
+        driver.send(source, -1.0, key="a")
+        for _ in range(behind):
+            driver.send(source, 0.0, key="a")
+        assert driver.outputs(sink) == []
+        driver.advance(3)
+        assert [out.value for out in driver.outputs(sink)] == [-1.0] + [0.0] * behind
