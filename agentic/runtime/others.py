@@ -27,6 +27,8 @@ class Others:
         self._broker = broker
         self._consumer = consumer
         self._ends: dict[TopicPartition, int] = {}
+        #: The committed offsets beyond which records were found: they need not be looked for again.
+        self._known: dict[TopicPartition, int] = {}
         self._told = False
 
     async def left(self, theirs: Iterable[TopicPartition]) -> bool:
@@ -42,7 +44,10 @@ class Others:
             self._ends |= await self._broker.end_offsets(new)
         committed = await self._consumer.committed(partitions)
         at = {tp: await self._start(tp) if position is None else position.offset for tp, position in committed.items()}
-        left = await self._with_records({tp: offset for tp, offset in at.items() if offset < self._ends[tp]})
+        behind = {tp: offset for tp, offset in at.items() if offset < self._ends[tp]}
+        found = await self._with_records({tp: offset for tp, offset in behind.items() if self._known.get(tp) != offset})
+        self._known |= {tp: behind[tp] for tp in found}
+        left = sorted(tp for tp, offset in behind.items() if self._known.get(tp) == offset)
         if left and not self._told:
             self._told = True
             log.info("waits for records of %s, which another member has", named("partition", map(str, left)))
@@ -51,10 +56,10 @@ class Others:
     async def _start(self, tp: TopicPartition) -> int:
         return (await self._broker.describe_topic(tp.topic)).offsets[tp.partition][0]
 
-    async def _with_records(self, unread: dict[TopicPartition, int]) -> list[TopicPartition]:
+    async def _with_records(self, unread: dict[TopicPartition, int]) -> set[TopicPartition]:
+        left: set[TopicPartition] = set()
         if not unread:
-            return []
-        left = set()
+            return left
         reader = self._broker.reader(unread)
         try:
             while unread:
@@ -65,4 +70,4 @@ class Others:
                         unread.pop(batch.tp, None)
         finally:
             await reader.close()
-        return sorted(left)
+        return left

@@ -163,15 +163,16 @@ class Restorers:
         share = [one for one in share if not one.state.closed]
         for one in share:
             one.lend()
+        process = None
         try:
             process = await _start([one.task.claim for one in share])
-        except BaseException as error:
-            for one in share:
-                one.come_back()
-            if not isinstance(error, OSError):
-                raise
+        except OSError as error:
             log.warning("can't start a process to restore %s: %s; restored here", many(len(share), "task"), error)
             return [each for one in share for each in one.restorations]
+        finally:
+            if process is None:
+                for one in share:
+                    one.come_back()
         talk = asyncio.create_task(_listen(process, share, took, done))
         try:
             assert process.stdin is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -106,10 +106,11 @@ def test_a_session_is_not_gone_when_what_is_to_become_of_it_is_refused() -> None
         assert here.came(driver, here.finals) == [["a", 1, 8, 3, 8]]
 
 
-@pytest.mark.parametrize("concurrency", [1, 2])
-def test_a_value_that_one_of_its_sliding_windows_refuses_is_in_none_of_them(concurrency: int) -> None:
+def partly_refusing(windows: Callable[[Any], Any], size: int, concurrency: int) -> Any:
+    """Windows of which those with `size` values refuse one more that is to fail; the agent goes on all the same."""
+
     def combine(total: list[int], value: int) -> list[int]:
-        if value == FAILS_LATER and len(total) == 2:
+        if value == FAILS_LATER and len(total) == size:
             raise ValueError("as asked")
         return [*total, value]
 
@@ -119,10 +120,17 @@ def test_a_value_that_one_of_its_sliding_windows_refuses_is_in_none_of_them(conc
         except ValueError:
             assert event.value == FAILS_LATER
 
-    def windows(table: Any) -> Any:
-        return table.sliding(ms(10), grace=ms(50)).aggregate(list, combine)
+    return scene(
+        lambda table: windows(table).aggregate(list, combine),
+        add,
+        value=list[int],
+        agent={"concurrency": concurrency},
+    )
 
-    here = scene(windows, add, value=list[int], agent={"concurrency": concurrency})
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_value_that_one_of_its_sliding_windows_refuses_is_in_none_of_them(concurrency: int) -> None:
+    here = partly_refusing(lambda table: table.sliding(ms(10), grace=ms(50)), 2, concurrency)
     with TestDriver(here.app) as driver:
         here.send(driver, "a 1@100", "a 2@103", "a 3@106", f"a {FAILS_LATER}@105", "z 1@1000")
         assert [row[3] for row in here.came(driver, here.finals)] == [[1], [1, 2], [1, 2, 3], [2, 3], [3]]
@@ -130,21 +138,7 @@ def test_a_value_that_one_of_its_sliding_windows_refuses_is_in_none_of_them(conc
 
 @pytest.mark.parametrize("concurrency", [1, 2])
 def test_a_value_that_one_of_its_hopping_windows_refuses_is_in_none_of_them(concurrency: int) -> None:
-    def combine(total: list[int], value: int) -> list[int]:
-        if value == FAILS_LATER and len(total) == 1:
-            raise ValueError("as asked")
-        return [*total, value]
-
-    def add(views: WindowedTable[Any, Any], event: Event) -> None:
-        try:
-            views.add(event.key, event.value)
-        except ValueError:
-            assert event.value == FAILS_LATER
-
-    def windows(table: Any) -> Any:
-        return table.hopping(ms(10), every=ms(5), grace=ms(50)).aggregate(list, combine)
-
-    here = scene(windows, add, value=list[int], agent={"concurrency": concurrency})
+    here = partly_refusing(lambda table: table.hopping(ms(10), every=ms(5), grace=ms(50)), 1, concurrency)
     with TestDriver(here.app) as driver:
         # In [95, 105) there are two values by then, in [100, 110) one.
         here.send(driver, "a 1@96", "a 2@102", f"a {FAILS_LATER}@104", "a 3@106", "z 1@1000")
